@@ -40,7 +40,7 @@ FILE, STUDY = "sweep.yaml", "study.sqlite"
 SWEEP = "sweep"  # attribute of the study: the file, less what may change from one start to the next
 SETTINGS = "settings"  # the same: settings of trials but for those searched, those of variables and of the preset among them
 STAGES = 20  # points of a curve, at equal distances over the budget, at which trials are compared
-WARMUP_STAGES = 4  # before the first comparison
+FIRST_STAGE = 5  # that is compared; the first of all is 1
 MAX_FAILURES = 2  # in a row: their cause is not the settings that were drawn, but such as a full disk
 STARTUP_TRIALS = 4  # before the first trial that is compared
 POLL_SECONDS: Seconds = 2.0  # between two looks at a curve
@@ -138,9 +138,7 @@ def _study(folder: Path, sweep: Sweep) -> Iterator[optuna.Study]:
     with ExitStack() as opened:  # connections to the file
         opened.callback(storage.engine.dispose)
         opened.callback(storage.remove_session)
-        median = optuna.pruners.MedianPruner(
-            n_startup_trials=STARTUP_TRIALS, n_warmup_steps=WARMUP_STAGES + 1
-        )  # stages begin at 1
+        median = optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=FIRST_STAGE)
         pruner = median if sweep.prune else optuna.pruners.NopPruner()
         yield optuna.create_study(storage=storage, study_name="sweep", load_if_exists=True, direction="maximize", pruner=pruner)
 
