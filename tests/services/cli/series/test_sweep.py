@@ -143,10 +143,10 @@ def test_trials_that_end_at_their_target_are_compared_at_every_stage(tmp_path, w
             study.tell(trial, 475)
             late = dict.fromkeys(range(10, 21), 475)
             assert study.trials[number].intermediate_values == dict.fromkeys(range(4, 10), 0) | late
-        slow, place = study.ask(), write_run(tmp_path / "slow", curve=[(1, 249, -1, None)])
+        slow, place = study.ask(), write_run(tmp_path / "slow", curve=[(1, 10, -1, None), (2, 249, -1, None)])
         watch = sweep_module._Watch(trial=slow, place=place, budget=1000, reported=0)
         assert not watch.should_end()  # four points of the budget are not compared
-        write_run(tmp_path / "slow", curve=[(1, 249, -1, None), (2, 250, -1, None)])
+        write_run(tmp_path / "slow", curve=[(1, 10, -1, None), (2, 250, -1, None)])
         watch._next = 0.0
         assert watch.should_end()
 
