@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.config.run_config import EnvRunConfig
-from common.envs.remote import act_schema, first_row, observe_schema
+from common.envs.remote import act_schema, first_row, observe_schema, row_of
 from common.envs.state import seed_generators
 from common.envs.vector import VectorEnvironment
 from common.errors import ConfigError, ProtocolError
@@ -123,13 +123,12 @@ class EnvWorkerLoop:
             self.alive(doing="begins new episodes", within=BUILD_SECONDS)
             with process.build_limit():
                 observation = self.environment.reset(act.seed).copy()
-            return Observe(number=act.number, arrays=first_row(observation)._asdict())
+            return Observe(number=act.number, arrays=first_row(observation))
         check_schema(act.arrays, self._actions)
         self.alive(doing="steps its environments", within=BUILD_SECONDS)  # a step may begin an episode
         transition = self.environment.step(act.arrays["action"])
         self.stats.env_steps += int(np.count_nonzero(transition.valid))
-        copied = {name: array.copy() for name, array in transition._asdict().items()}  # it may be sent again, or later
-        return Observe(number=act.number, arrays=copied)
+        return Observe(number=act.number, arrays=row_of(transition))  # a copy: it may be sent again, or later
 
 
 if __name__ == "__main__":

@@ -86,6 +86,11 @@ def vectors(env: EnvSpec, observation: Array) -> Array:
     return np.concatenate(found or [np.empty((len(observation), 0), np.float32)], axis=1)
 
 
+def components_allowed(choices: Sequence[int], mask: Array) -> NDArray[np.bool_]:
+    """Return [N, K]: whether masks [N, sum of choices] allow a choice of each of the K components of an action."""
+    return np.logical_or.reduceat(mask != 0, np.cumsum((0, *choices[:-1])), axis=1)
+
+
 def allowed(env: EnvSpec, mask: NDArray[np.bool_], action: Array) -> NDArray[np.bool_]:
     """Return [...]: whether the `mask` [..., sum of choices] allows each component of an `action` [...] or [..., K]."""
     offsets = np.cumsum([0, *env.action.choices[:-1]])

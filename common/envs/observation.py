@@ -15,7 +15,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
-from common.envs.leaves import join, joined_dtype
+from common.envs.leaves import components_allowed, join, joined_dtype
 from common.envs.spaces import DescribedLeaf, describe_observation, leaf_spaces
 from common.envs.spec import ACTION_MASK, ONE_ARRAY, ActionSpec, EnvSettings, Leaf
 from common.errors import ConfigError
@@ -121,8 +121,7 @@ class ObservationReader:
             raise self._wrong_mask(f"one of shape {mask.shape[1:]}" if mask.size else f"none in info, with {sorted(info)}")
         if not ((mask == 0) | (mask == 1)).all():
             raise self._wrong_mask(f"one with {mask[(mask != 0) & (mask != 1)][0]}")
-        firsts = np.cumsum((0, *self._choices[:-1]))  # of the choices of each component of an action
-        components = np.logical_or.reduceat(mask != 0, firsts, axis=1)
+        components = components_allowed(self._choices, mask)
         if (nothing := acted_on & ~components.all(axis=1)).any():
             row = int(nothing.argmax())
             part = f" for component {int(components[row].argmin())} of its action" if components[row].any() else ""

@@ -2,11 +2,11 @@
 
 | array | dtype | shape | meaning |
 |---|---|---|---|
-| observation | the environment's | [R, *frame] | as all up to `final_observation` in `common.envs.vector.Transition`, R rows |
+| observation | the environment's | [R, *frame] | as all in `common.envs.vector.Transition`, R rows |
 | reward | float32 | [R] | |
 | terminated, truncated, valid, start, life_lost | bool | [R] | |
-| final_index | int32 | [K] | |
-| final_observation | the environment's | [K, *frame] | |
+
+All environments reset in the step after an end (next_step), so that no last observation comes apart.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from common.envs.leaves import check_observations
+from common.envs.leaves import action_mask, check_observations, components_allowed
 from common.envs.spec import EnvSpec
 from common.envs.vector import Array, Transition
 from common.errors import DropReason, ProtocolError
@@ -32,22 +33,41 @@ def observe_schema(env: EnvSpec, *, rows: int) -> tuple[ArraySpec, ...]:
         ArraySpec(name="observation", dtype=dtype, shape=(rows, *frame)),
         ArraySpec(name="reward", dtype="float32", shape=(rows,)),
         *(ArraySpec(name=name, dtype="bool", shape=(rows,)) for name in FLAGS),
-        ArraySpec(name="final_index", dtype="int32", shape=(-1,)),
-        ArraySpec(name="final_observation", dtype=dtype, shape=(-1, *frame)),
     )
 
 
-def check_observe(env: EnvSpec, arrays: Arrays) -> None:
-    """Raise `ProtocolError` where an observation has a value outside its space, or a row ends that is no env step.
+def check_observe(env: EnvSpec, arrays: Arrays, ended: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+    """Return the rows [R] whose episode is over after those of an Observe, of which the schema has been checked before.
 
-    The schema has been checked before. The learner would refuse the rollout, with the rows of all env workers.
+    `ended` [R] is what the Observe before returned; None: this one answers an Act to begin, and its observations alone count.
+
+    Raises `ProtocolError` where an observation has a value outside its space, where no action may be chosen on it, and for a row
+    that cannot follow the one before. The learner would refuse the whole rollout, with the rows of all env workers.
     """
-    ended = (arrays["terminated"] | arrays["truncated"]) & ~arrays["valid"]
-    if ended.any():
-        found, wanted = np.flatnonzero(ended).tolist()[:8], "ends of env steps alone"
-        raise ProtocolError(DropReason.SCHEMA, "ends in rows of an Observe that are not valid", found=found, wanted=wanted)
-    for name in ("observation", "final_observation"):
-        check_observations(name, env, arrays[name])
+    over = np.zeros(len(arrays["valid"]), np.bool_) if ended is None else _over(arrays, ended)
+    check_observations("observation", env, arrays["observation"])
+    if env.action_mask:
+        nothing = ~over & ~components_allowed(env.action.choices, action_mask(env, arrays["observation"])).all(axis=1)
+        if nothing.any():
+            found, wanted = f"masks of zeros in rows {_numbers(nothing)}", "an allowed action in each row that is acted on"
+            raise ProtocolError(DropReason.SCHEMA, "action masks of an Observe", found=found, wanted=wanted)
+    return over
+
+
+def _over(arrays: Arrays, ended: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    valid, start, life_lost = arrays["valid"], arrays["start"], arrays["life_lost"]
+    ends = arrays["terminated"] | arrays["truncated"]
+    idle = ends | life_lost | (arrays["reward"] != 0)
+    wrong = (valid == ended) | (start & ~ended) | (~valid & idle) | (life_lost & ends)
+    if wrong.any():
+        wanted = "env steps; after an end rows that are not valid, without reward, the last of them a start"
+        fact = "rows of an Observe that cannot follow those before"
+        raise ProtocolError(DropReason.SCHEMA, fact, found=_numbers(wrong), wanted=wanted)
+    return (ended & ~start) | ends
+
+
+def _numbers(rows: NDArray[np.bool_]) -> list[int]:
+    return np.flatnonzero(rows).tolist()[:8]
 
 
 def act_schema(env: EnvSpec, *, rows: int) -> tuple[ArraySpec, ...]:
@@ -55,20 +75,16 @@ def act_schema(env: EnvSpec, *, rows: int) -> tuple[ArraySpec, ...]:
     return (ArraySpec(name="action", dtype=env.action.dtype, shape=(rows, *env.action.shape)),)
 
 
-def first_row(observation: Array) -> Transition:
-    """Return the row with the first observations [R, *frame] of new episodes: no env step, as a reset row."""
-    no, yes = np.zeros(len(observation), np.bool_), np.ones(len(observation), np.bool_)
-    return Transition(
-        observation=observation,
-        reward=np.zeros(len(observation), np.float32),
-        terminated=no,
-        truncated=no,
-        valid=no,
-        start=yes,
-        final_index=np.zeros(0, np.int32),
-        final_observation=observation[:0],
-        life_lost=no,
-    )
+def first_row(observation: Array) -> dict[str, Array]:
+    """Return the arrays of an Observe with the first observations [R, *frame] of new episodes: no env step, as a reset row."""
+    no = np.zeros(len(observation), np.bool_)
+    flags = dict.fromkeys(FLAGS, no) | {"start": ~no}
+    return {"observation": observation, "reward": np.zeros(len(observation), np.float32), **flags}
+
+
+def row_of(transition: Transition) -> dict[str, Array]:
+    """Return the arrays of an Observe for a step of environments that reset in the next step. Copies."""
+    return {name: getattr(transition, name).copy() for name in ("observation", "reward", *FLAGS)}
 
 
 class RowJoiner:
@@ -82,7 +98,6 @@ class RowJoiner:
         num_envs = len(self.observation)
         flags = {name: np.zeros(num_envs, np.bool_) for name in FLAGS}
         reward = np.zeros(num_envs, np.float32)
-        index, final = [np.zeros(0, np.int32)], [self.observation[:0].copy()]
         for part in parts:
             if part.arrays is None:
                 continue
@@ -93,12 +108,10 @@ class RowJoiner:
             reward[part.rows] = part.arrays["reward"]
             for name in FLAGS:
                 flags[name][part.rows] = part.arrays[name]
-            index.append(part.arrays["final_index"] + np.int32(part.rows.start))
-            final.append(part.arrays["final_observation"])
         return Transition(
             observation=self.observation,
             reward=reward,
-            final_index=np.concatenate(index),
-            final_observation=np.concatenate(final),
+            final_index=np.zeros(0, np.int32),
+            final_observation=self.observation[:0].copy(),
             **flags,
         )

@@ -24,7 +24,7 @@ from common.protocol.messages import Act, Arrays, Credit, Drain, Envelope, Goodb
 from common.units import Seconds
 
 SEEDS = 2**31  # environments take no larger seed
-_LARGEST: Mapping[str, float] = {"observation": OBSERVATION_MAX, "final_observation": OBSERVATION_MAX, "reward": REWARD_MAX}
+_LARGEST: Mapping[str, float] = {"observation": OBSERVATION_MAX, "reward": REWARD_MAX}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class EnvSide:
     def _reset(self, slot: Slot, now: Seconds) -> list[e.Instruction]:
         seed = (self._seed + self._rows(slot).start + slot.resets * self.num_envs) % SEEDS
         slot.resets += 1
-        slot.state, slot.arrays, slot.reset_at = SlotState.RESETTING, None, now
+        slot.state, slot.arrays, slot.ended, slot.reset_at = SlotState.RESETTING, None, None, now
         return slot.send(Act(number=slot.number + 1, seed=seed), now)
 
     # --- events ---
@@ -177,7 +177,9 @@ class EnvSide:
         if observe.number != slot.number or slot.state not in (SlotState.STEPPING, SlotState.RESETTING):
             return []  # of a step that is over, or a second answer to an Act that was sent twice
         try:
-            self._check(observe)
+            check_schema(observe.arrays, self.config.schema)
+            check_numbers(observe.arrays, _LARGEST)
+            slot.ended = self.config.check(observe.arrays, slot.ended)
         except ProtocolError as error:
             self.messages_refused[error.reason] += 1
             return [self._event("observations_refused", slot, reason=error.reason, detail=str(error)), *self._reset(slot, now)]
@@ -185,17 +187,6 @@ class EnvSide:
         slot.arrays = observe.arrays
         slot.state = SlotState.STEPPED if slot.state is SlotState.STEPPING else SlotState.BEGUN
         return []
-
-    def _check(self, observe: Observe) -> None:
-        arrays = observe.arrays
-        check_schema(arrays, self.config.schema)
-        check_numbers(arrays, _LARGEST)
-        self.config.check(arrays)
-        index = arrays["final_index"]
-        once = len(np.unique(index)) == len(index) == len(arrays["final_observation"])
-        if not once or (index.size and not 0 <= index.min() <= index.max() < self.config.rows):
-            found, wanted = f"{index.tolist()[:8]}", f"another of 0 to {self.config.rows - 1} for each final observation"
-            raise ProtocolError(DropReason.SCHEMA, "final_index of an Observe", found=found, wanted=wanted)
 
     def _lose(self, slot: Slot, why: str) -> list[e.Instruction]:
         slot.free()

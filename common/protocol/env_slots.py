@@ -8,12 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from common.protocol import events as e
 from common.protocol.events import RefusalCode, Route
 from common.protocol.greeting import Objection, check_run, refusal
 from common.protocol.messages import ENV_WORKER, Act, Arrays, ArraySpec, Credit, Hello, Message, Welcome
 from common.units import Count, Seconds, Sequence
+
+Ended: TypeAlias = NDArray[np.bool_]
+"""The rows [R] of a slot whose episode is over, and whose next one has not begun."""
 
 SILENCE_SECONDS: Seconds = 10.0  # after which an env worker counts as lost, beside the step timeout
 
@@ -26,7 +33,7 @@ class EnvSessionConfig:
     env_config: str  # for Welcome.config
     env_signature: str
     schema: tuple[ArraySpec, ...]  # arrays of an Observe
-    check: Callable[[Arrays], None]  # of its values: raises `ProtocolError`
+    check: Callable[[Arrays, Ended | None], Ended]  # of its values, such as `common.envs.remote.check_observe`
     slots: int
     rows: int
     reset_seconds: Seconds  # as `silence_seconds`, while an env worker begins new episodes
@@ -62,6 +69,7 @@ class Slot:
     resets: Count = 0  # number of times that its environments began anew
     act: Act | None = None  # the newest one
     arrays: Arrays | None = None  # of its answer
+    ended: Ended | None = None  # rows whose episode was over in the newest answer; None: it was asked to begin new ones
     missing: bool = True  # its last rows were, or there were none
 
     @property

@@ -22,7 +22,7 @@ from common.envs.make import make
 from common.envs.remote import check_observe, observe_schema
 from common.envs.spec import EnvSettings
 from common.envs.trial import spec_of
-from common.errors import ConfigError, ProtocolError
+from common.errors import ConfigError
 from common.models.spec import ModelSettings
 from common.observability.env_metrics import EnvWorkerStats, PolicyServerStats
 from common.protocol.env_side import EnvSide
@@ -46,8 +46,8 @@ T, SLOTS, ROWS = 8, 2, 2
 B = SLOTS * ROWS
 STEP_TIMEOUT = 1.0
 COUNTING = EnvSettings(entry_point="common.envs.probes:counting", num_envs=B)
-SAME_STEP = COUNTING.model_copy(update={"autoreset": "same_step"})
 CARTPOLE = EnvSettings(id="CartPole-v1", num_envs=ROWS)
+LEAVING = EnvSettings(entry_point="common.envs.probes:leaving_agents", kwargs={"mask": "info"}, action_mask=True, num_envs=B)
 SEEDED = EnvSettings(entry_point="common.envs.probes:observed_value", num_envs=B)
 
 
@@ -179,14 +179,10 @@ def collect(stage, rollout, before_row=lambda _: None):
 
 def check_rows(arrays):
     """Every valid row is one step of one episode: it counts on by one, and earns what the observation before it says."""
-    obs, start = arrays["obs"], arrays["start"]
-    final = dict(zip(arrays["final_index"].tolist(), arrays["final_obs"], strict=True))
+    obs = arrays["obs"]
     for t, b in np.argwhere(arrays["valid"]):
         assert arrays["reward"][t, b] == obs[t, b, 0]
-        after = final.get(t * B + b, obs[t + 1, b])
-        if arrays["terminated"][t, b] and start[t + 1, b]:
-            continue  # same_step: the last observation of a terminated episode is not sent
-        assert after.tolist() == [obs[t, b, 0] + 1, obs[t, b, 1]]
+        assert obs[t + 1, b].tolist() == [obs[t, b, 0] + 1, obs[t, b, 1]]
     for t, b in np.argwhere(~arrays["valid"]):
         assert arrays["reward"][t, b] == 0
         assert not arrays["terminated"][t, b]
@@ -207,7 +203,7 @@ def check_windows(arrays):
                 assert rows.frames[begin + length, 0] == rows.frames[begin, 0] + length
 
 
-@pytest.mark.parametrize("settings", [COUNTING, SAME_STEP, SEEDED], ids=["next_step", "same_step", "seeded"])
+@pytest.mark.parametrize("settings", [COUNTING, SEEDED, LEAVING], ids=["counting", "seeded", "agents"])
 def test_rows_of_env_workers_are_those_of_local_environments(settings):
     """Seeds, ends and last observations: nothing shows that the environments are elsewhere, but for one row at the begin."""
     stage, local = Stage(settings), make(settings)
@@ -227,11 +223,10 @@ def test_rows_of_env_workers_are_those_of_local_environments(settings):
     local.close()
 
 
-@pytest.mark.parametrize("settings", [COUNTING, SAME_STEP], ids=["next_step", "same_step"])
 @pytest.mark.parametrize("killed_at", range(2 * T))
-def test_no_transition_crosses_missing_rows_when_an_env_worker_dies_at_any_row(settings, killed_at):
+def test_no_transition_crosses_missing_rows_when_an_env_worker_dies_at_any_row(killed_at):
     """Killed before any row, and replaced three rows later: rows, windows and episodes stay whole, and all are counted."""
-    stage = Stage(settings)
+    stage = Stage()
     rollout, episodes, produced, row = rollout_of(stage), TrajectoryEpisodes(), 0, count()
     stage.join()
 
@@ -282,11 +277,10 @@ def test_an_env_worker_that_is_replaced_between_two_rows_leaves_a_missing_row(ki
     assert stage.side.missing_rows == ROWS
 
 
-@pytest.mark.parametrize("settings", [COUNTING, SAME_STEP], ids=["next_step", "same_step"])
 @pytest.mark.parametrize("killed_at", [3, T - 1])
-def test_each_slot_has_a_memory_of_its_own_which_a_replaced_env_worker_begins_anew(settings, killed_at):
+def test_each_slot_has_a_memory_of_its_own_which_a_replaced_env_worker_begins_anew(killed_at):
     """The episodes of the successor begin with zeros, the others go on; the learner computes the same from the rows."""
-    stage, model = Stage(settings), ModelSettings(hidden=(4,), recurrent="lstm", recurrent_size=5)
+    stage, model = Stage(), ModelSettings(hidden=(4,), recurrent="lstm", recurrent_size=5)
     policy = ActorCriticPolicy(model=model, env=stage.spec, precision="fp32", seed=1)
     with torch.no_grad():
         for parameter in policy.network.parameters():
@@ -330,19 +324,6 @@ def test_each_slot_has_a_memory_of_its_own_which_a_replaced_env_worker_begins_an
     assert arrays["valid"][:, ROWS:].any()
 
 
-@pytest.mark.parametrize("name", ["terminated", "truncated"])
-def test_an_end_in_a_row_that_is_no_env_step_is_refused(name):
-    """The learner would refuse the whole rollout, with the rows of all other env workers."""
-    spec = spec_of(COUNTING)
-    arrays = {each.name: np.zeros([max(0, size) for size in each.shape], each.dtype) for each in observe_schema(spec, rows=ROWS)}
-    check_observe(spec, arrays)
-    arrays[name][0] = True
-    with pytest.raises(ProtocolError, match="ends in rows of an Observe that are not valid"):
-        check_observe(spec, arrays)
-    arrays["valid"][0] = True
-    check_observe(spec, arrays)
-
-
 def test_a_policy_server_that_was_restarted_gets_rows_again():
     """It numbers its Acts from 0, and the env workers stay the incarnations that they are."""
     stage = Stage()
@@ -369,9 +350,8 @@ def test_an_env_worker_that_is_late_loses_its_episodes_and_no_other_rows():
     assert stage.now >= STEP_TIMEOUT
 
 
-@pytest.mark.parametrize("settings", [COUNTING, SAME_STEP], ids=["next_step", "same_step"])
-def test_the_ends_of_episodes_are_seen_where_every_reset_is_late(settings):
-    stage, run = Stage(settings), RunConfig.of(Settings(env=settings), run_id="run-1")
+def test_the_ends_of_episodes_are_seen_where_every_reset_is_late():
+    stage, run = Stage(), RunConfig.of(Settings(env=COUNTING), run_id="run-1")
     stage.restart_server(env_config=EnvRunConfig.of(run, rows=ROWS, environment_seed=1).model_dump_json())
     stage.remote.reset(1)
     stage.join()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.errors import DropReason
+from common.errors import DropReason, ProtocolError
 from common.protocol import events as e
 from common.protocol.env_side import EnvSide
 from common.protocol.env_slots import EnvSessionConfig
@@ -31,15 +31,13 @@ ROWS, SLOTS = 2, 2
 SCHEMA = (
     ArraySpec(name="observation", dtype="float32", shape=(ROWS, 1)),
     ArraySpec(name="reward", dtype="float32", shape=(ROWS,)),
-    ArraySpec(name="final_index", dtype="int32", shape=(-1,)),
-    ArraySpec(name="final_observation", dtype="float32", shape=(-1, 1)),
 )
 CONFIG = EnvSessionConfig(
     run="run-1",
     env_config="{}",
     env_signature="8c1f",
     schema=SCHEMA,
-    check=lambda _: None,
+    check=lambda arrays, ended: check(arrays, ended),
     slots=SLOTS,
     rows=ROWS,
     reset_seconds=300.0,
@@ -47,14 +45,17 @@ CONFIG = EnvSessionConfig(
 ACTION = np.arange(SLOTS * ROWS)
 
 
-def rows(value=0.0, index=()):
+def check(arrays, ended):
+    """Let an episode with a reward end, after which one without must come; new ones never end."""
+    ends = arrays["reward"] > 0
+    if ended is not None and (ends & ended).any():
+        raise ProtocolError(DropReason.SCHEMA, "a reward after an end")
+    return np.zeros(ROWS, np.bool_) if ended is None else ends
+
+
+def rows(value=0.0, reward=0.0):
     """Arrays of an Observe."""
-    return {
-        "observation": np.full((ROWS, 1), value, np.float32),
-        "reward": np.zeros(ROWS, np.float32),
-        "final_index": np.array(index, np.int32),
-        "final_observation": np.zeros((len(index), 1), np.float32),
-    }
+    return {"observation": np.full((ROWS, 1), value, np.float32), "reward": np.full(ROWS, reward, np.float32)}
 
 
 class Scene:
@@ -167,9 +168,6 @@ def test_the_first_of_several_missing_rows_begins_no_episode(scene):
         (rows() | {"observation": np.zeros((ROWS, 1), np.float64)}, DropReason.SCHEMA),
         (rows(np.nan), DropReason.NON_FINITE),
         (rows(1e9), DropReason.OUT_OF_RANGE),
-        (rows(index=[ROWS]), DropReason.SCHEMA),
-        (rows(index=[-1]), DropReason.SCHEMA),
-        (rows(index=[0, 0]), DropReason.SCHEMA),
     ],
 )
 def test_an_answer_that_cannot_be_used_is_counted_and_its_rows_are_missing(scene, arrays, reason):
@@ -181,6 +179,25 @@ def test_an_answer_that_cannot_be_used_is_counted_and_its_rows_are_missing(scene
     assert scene.side.messages_refused == {reason: 1}
     assert scene.side.answered
     assert [part.arrays is None for part in scene.side.finish()] == [False, True]
+
+
+def test_each_answer_of_an_env_worker_is_checked_as_the_one_that_follows_its_last(scene):
+    """Where it was asked to begin new episodes meanwhile, none of them has ended."""
+    scene.both_ready()
+
+    def answer(reward):
+        act = scene.act()[b"a"]
+        (*_, again) = scene.say(b"a", Observe(number=act.number, arrays=rows(reward=reward))) or [None]
+        scene.side.expire(scene.now)
+        scene.side.finish()
+        return again
+
+    assert [answer(1.0), answer(0.0), answer(1.0)] == [None] * 3
+    _, begin = answer(1.0)
+    assert scene.side.messages_refused == {DropReason.SCHEMA: 1}
+    scene.say(b"a", Observe(number=begin.number, arrays=rows(reward=1.0)))
+    scene.side.finish()
+    assert answer(1.0) is None
 
 
 def test_the_request_for_new_episodes_is_sent_again_until_it_is_answered(scene):
