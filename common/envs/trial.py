@@ -46,7 +46,7 @@ def trial(settings: EnvSettings, *, env_steps: int = 0) -> Iterator[VectorEnviro
             for number in range(env_steps):
                 if number >= LEAST_STEPS and time.monotonic() >= until:
                     break
-                transition = environment.step(_random_actions(environment.spec, observation, random))
+                transition = environment.step(random_actions(environment.spec, observation, random))
                 observation = transition.observation
                 _require_observation(observation, environment.spec, settings)
                 _require_finite(transition.reward, "rewards", settings)
@@ -91,14 +91,15 @@ def example_frames(settings: EnvSettings, *, seed: int) -> Array:
     with closing(build(settings, EXAMPLE_ENVS)) as environment:
         observation, frames = environment.reset(seed), []
         for _ in range(EXAMPLE_STEPS):
-            transition = environment.step(_random_actions(environment.spec, observation, random))
+            transition = environment.step(random_actions(environment.spec, observation, random))
             observation = transition.observation
             frames.append(observation[transition.valid | transition.start])
         seen = np.concatenate(frames)
         return np.resize(seen, (EXAMPLE_STEPS * environment.num_envs, *seen.shape[1:]))
 
 
-def _random_actions(spec: EnvSpec, observation: Array, random: np.random.Generator) -> Array:
+def random_actions(spec: EnvSpec, observation: Array, random: np.random.Generator) -> Array:
+    """Return actions [B, ...] drawn from all that the observations [B, *frame] allow; without bounds from a normal."""
     action = spec.action
     size = (len(observation), *action.shape)
     if spec.action_mask:

@@ -18,6 +18,7 @@ from common.algorithms.registry import build_payload, rollout_schema
 from common.config.run_config import RunConfig
 from common.envs.spec import EnvSpec
 from common.envs.state import StateError
+from common.envs.trial import random_actions
 from common.envs.vector import Array, Transition, VectorEnvironment
 from common.errors import DecodeError
 from common.observability import logs
@@ -74,7 +75,15 @@ class Incarnation:
         return packed
 
     def restore(self, state: NDArray[np.uint8]) -> None:
-        """Continue from a state of `state`. Raises `StateError` or `DecodeError`; this object must then not be used any more."""
+        """Continue from a state of `state`. Raises `StateError` or `DecodeError`; this object must then not be used any more.
+
+        Before, a step is taken from it: one from which there is none would end this actor, and each successor, in its first.
+        """
+        self._load(state)
+        self._try_step()
+        self._load(state)
+
+    def _load(self, state: NDArray[np.uint8]) -> None:
         if state.dtype != np.uint8 or state.ndim != 1 or state.size > FREE_LENGTH:
             found, wanted = f"{state.dtype} {list(state.shape)}", f"uint8 [N] of at most {FREE_LENGTH} bytes"
             raise DecodeError("state of the actor", found=found, wanted=wanted)
@@ -94,6 +103,17 @@ class Incarnation:
             raise
         except Exception as error:  # a user's policy may raise anything
             raise StateError("random state of the policy", found=repr(error)[:200], wanted="a state of its kind") from error
+
+    def _try_step(self) -> None:
+        """Take one step and reset. Raises `StateError` where that fails."""
+        spec, seen = self.environment.spec, self.rollout.observation
+        newest = seen if spec.frame_stack == 1 else seen[:, -1]
+        try:
+            self.environment.step(random_actions(spec, newest, np.random.default_rng(0)))
+            self.environment.reset(0)
+        except Exception as error:  # an environment may raise anything
+            found, wanted = repr(error)[:200], "one from which the environments go on"
+            raise StateError("the first step from a state of the environments", found=found, wanted=wanted) from error
 
     def _random_policy(self) -> HasRandomState:
         if not isinstance(self.policy, HasRandomState):

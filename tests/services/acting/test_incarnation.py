@@ -102,7 +102,19 @@ def remembering(memory):
     return pack(parts | {"rollout": parts["rollout"] | {"memory": memory}})
 
 
+def stepping_from(**attributes):
+    """A good state in which CartPole has other attributes, each of a form that some environment may take on."""
+    parts = unpack(build().state())
+    inside = parts["environment"]["environment"]
+    (path,) = [path for path, found in inside.items() if "state" in found]
+    inside[path] |= attributes
+    return pack(parts)
+
+
 BAD = {
+    "no step from it: an empty dict": stepping_from(state={}),
+    "no step from it: an empty list": stepping_from(state=[]),
+    "no step from it: None": stepping_from(state=None),
     "memories of another size": remembering(np.zeros((B, 4), np.float32)),
     "no memories": remembering(None),
     "random": np.random.default_rng(1).integers(0, 256, 500).astype(np.uint8),
