@@ -151,6 +151,13 @@ def test_trials_that_end_at_their_target_are_compared_at_every_stage(tmp_path, w
         assert watch.should_end()
 
 
+def test_a_trial_that_ends_between_two_looks_has_all_its_stages(swept, tmp_path):
+    """The trainer gives one look, at half of the budget."""
+    swept(trials=1)
+    with sweep_module._study(tmp_path / "sweep", SimpleNamespace(prune=True)) as study:
+        assert study.trials[0].intermediate_values == {stage: 25 * stage for stage in range(1, 21)}
+
+
 def test_a_resumed_sweep_continues_its_interrupted_trial_with_the_same_values(swept):
     _, first, shown = swept(trials=3, stop_at="t001")
     assert "rookery sweep --resume" in shown
