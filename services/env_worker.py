@@ -100,7 +100,8 @@ class EnvWorkerLoop:
                 for each in (self._rows, welcome.schema)
             )
             fact = "the policy server wants other rows than the environments here have"
-            raise ConfigError(fact, found=found, wanted=wanted, fix="restart this env worker")
+            fix = "restart this env worker, with the policy server's version of Rookery"
+            raise ConfigError(fact, found=found, wanted=wanted, fix=fix)
 
     def _answer_to(self, act: Act) -> None:
         if self._answer is None or act.number > self._answer.number:

@@ -1,4 +1,4 @@
-"""Rows of environments: an env worker sends the arrays of a `Transition` in an Observe, and a policy server joins them.
+"""Rows of environments: an env worker sends those of a `Transition` in an Observe, and a policy server joins them.
 
 | array | dtype | shape | meaning |
 |---|---|---|---|
@@ -6,7 +6,7 @@
 | reward | float32 | [R] | |
 | terminated, truncated, valid, start, life_lost | bool | [R] | |
 
-All environments reset in the step after an end (next_step), so that no last observation comes apart.
+All environments reset in the step after an end (next_step), so the last observation of an episode is in its own row.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from common.envs.leaves import action_mask, check_observations, components_allowed
 from common.envs.spec import EnvSpec
 from common.envs.vector import Array, Transition
 from common.errors import DropReason, ProtocolError
 from common.protocol.env_side import SlotRows
+from common.protocol.env_slots import Ended
 from common.protocol.messages import Arrays, ArraySpec
 
 FLAGS = ("terminated", "truncated", "valid", "start", "life_lost")
@@ -36,10 +36,10 @@ def observe_schema(env: EnvSpec, *, rows: int) -> tuple[ArraySpec, ...]:
     )
 
 
-def check_observe(env: EnvSpec, arrays: Arrays, ended: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
-    """Return the rows [R] whose episode is over after those of an Observe, of which the schema has been checked before.
+def check_observe(env: EnvSpec, arrays: Arrays, ended: Ended | None) -> Ended:
+    """Return which rows have ended after an Observe, of which the schema has been checked before.
 
-    `ended` [R] is what the Observe before returned; None: this one answers an Act to begin, and its observations alone count.
+    `ended` is what the Observe before returned; None: this one answers an Act to begin, and its observations alone count.
 
     Raises `ProtocolError` where an observation has a value outside its space, where no action may be chosen on it, and for a row
     that cannot follow the one before. The learner would refuse the whole rollout, with the rows of all env workers.
@@ -49,25 +49,25 @@ def check_observe(env: EnvSpec, arrays: Arrays, ended: NDArray[np.bool_] | None)
     if env.action_mask:
         nothing = ~over & ~components_allowed(env.action.choices, action_mask(env, arrays["observation"])).all(axis=1)
         if nothing.any():
-            found, wanted = f"masks of zeros in rows {_numbers(nothing)}", "an allowed action in each row that is acted on"
-            raise ProtocolError(DropReason.SCHEMA, "action masks of an Observe", found=found, wanted=wanted)
+            found, wanted = f"a mask of zeros in row {nothing.argmax()}", "an allowed action in each row that is acted on"
+            raise ProtocolError(DropReason.SCHEMA, "action mask of an Observe", found=found, wanted=wanted)
     return over
 
 
-def _over(arrays: Arrays, ended: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _over(arrays: Arrays, ended: Ended) -> Ended:
     valid, start, life_lost = arrays["valid"], arrays["start"], arrays["life_lost"]
     ends = arrays["terminated"] | arrays["truncated"]
     idle = ends | life_lost | (arrays["reward"] != 0)
     wrong = (valid == ended) | (start & ~ended) | (~valid & idle) | (life_lost & ends)
     if wrong.any():
-        wanted = "env steps; after an end rows that are not valid, without reward, the last of them a start"
-        fact = "rows of an Observe that cannot follow those before"
-        raise ProtocolError(DropReason.SCHEMA, fact, found=_numbers(wrong), wanted=wanted)
+        row = int(wrong.argmax())
+        found = ", ".join(f"{name} {arrays[name][row]}" for name in ("reward", *FLAGS))
+        if ended[row]:
+            fact, wanted = f"row {row} of an Observe, after an end", "valid False, reward 0, no end and no lost life"
+        else:
+            fact, wanted = f"row {row} of an Observe, within an episode", "valid True, start False, no lost life at an end"
+        raise ProtocolError(DropReason.SCHEMA, fact, found=found, wanted=wanted)
     return (ended & ~start) | ends
-
-
-def _numbers(rows: NDArray[np.bool_]) -> list[int]:
-    return np.flatnonzero(rows).tolist()[:8]
 
 
 def act_schema(env: EnvSpec, *, rows: int) -> tuple[ArraySpec, ...]:

@@ -20,7 +20,7 @@ from common.protocol.messages import ENV_WORKER, Act, Arrays, ArraySpec, Credit,
 from common.units import Count, Seconds, Sequence
 
 Ended: TypeAlias = NDArray[np.bool_]
-"""The rows [R] of a slot whose episode is over, and whose next one has not begun."""
+"""[R] bool, of the rows of a slot: its episode is over, and the next one has not begun."""
 
 SILENCE_SECONDS: Seconds = 10.0  # after which an env worker counts as lost, beside the step timeout
 
@@ -69,7 +69,7 @@ class Slot:
     resets: Count = 0  # number of times that its environments began anew
     act: Act | None = None  # the newest one
     arrays: Arrays | None = None  # of its answer
-    ended: Ended | None = None  # rows whose episode was over in the newest answer; None: it was asked to begin new ones
+    ended: Ended | None = None  # after its newest answer to an Act for a step; None: the env worker was asked to begin episodes
     missing: bool = True  # its last rows were, or there were none
 
     @property

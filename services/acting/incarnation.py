@@ -75,15 +75,7 @@ class Incarnation:
         return packed
 
     def restore(self, state: NDArray[np.uint8]) -> None:
-        """Continue from a state of `state`. Raises `StateError` or `DecodeError`; this object must then not be used any more.
-
-        Before, a step is taken from it: one from which there is none would end this actor, and each successor, in its first.
-        """
-        self._load(state)
-        self._try_step()
-        self._load(state)
-
-    def _load(self, state: NDArray[np.uint8]) -> None:
+        """Continue from a state of `state`. Raises `StateError` or `DecodeError`; this object must then not be used any more."""
         if state.dtype != np.uint8 or state.ndim != 1 or state.size > FREE_LENGTH:
             found, wanted = f"{state.dtype} {list(state.shape)}", f"uint8 [N] of at most {FREE_LENGTH} bytes"
             raise DecodeError("state of the actor", found=found, wanted=wanted)
@@ -104,16 +96,20 @@ class Incarnation:
         except Exception as error:  # a user's policy may raise anything
             raise StateError("random state of the policy", found=repr(error)[:200], wanted="a state of its kind") from error
 
-    def _try_step(self) -> None:
-        """Take one step and reset. Raises `StateError` where that fails."""
-        spec, seen = self.environment.spec, self.rollout.observation
+    def try_steps(self) -> None:
+        """Take two env steps with random actions: the first brings only a reset where an episode is over.
+
+        Raises `StateError` where one fails. This object must then not be used any more, nor where none does.
+        """
+        assert isinstance(self.environment, VectorEnvironment)
+        spec, random, seen = self.environment.spec, np.random.default_rng(0), self.rollout.observation
         newest = seen if spec.frame_stack == 1 else seen[:, -1]
         try:
-            self.environment.step(random_actions(spec, newest, np.random.default_rng(0)))
-            self.environment.reset(0)
+            second = self.environment.step(random_actions(spec, newest, random)).observation
+            self.environment.step(random_actions(spec, second, random))
         except Exception as error:  # an environment may raise anything
-            found, wanted = repr(error)[:200], "one from which the environments go on"
-            raise StateError("the first step from a state of the environments", found=found, wanted=wanted) from error
+            found, wanted = repr(error)[:200], "none from the first env steps"
+            raise StateError("error of the environments in their restored state", found=found, wanted=wanted) from error
 
     def _random_policy(self) -> HasRandomState:
         if not isinstance(self.policy, HasRandomState):
@@ -139,13 +135,17 @@ def message_type_of(run: RunConfig, environment: Environments) -> type[Experienc
 def begin_incarnation(build: Callable[[], Incarnation], welcome: Welcome) -> Incarnation:
     """Return an incarnation that begins: seeded anew, or in the state in `welcome` where it has one.
 
-    Where that state does not fit, it is built a second time: it begins from its seeds and sends no state, by
-    which the learner detects that lockstep is broken.
+    The state is tried first, by env steps of an incarnation that is thrown away: an error in the first step would end this actor
+    and each of its successors, which get the same state. Where it does not fit, or the steps fail, the incarnation begins from
+    its seeds and sends no state, by which the learner detects that lockstep is broken.
     """
     incarnation, state = build(), welcome.arrays.get(ACTOR_STATE)
     if state is None:
         return incarnation
     try:
+        incarnation.restore(state)
+        incarnation.try_steps()
+        incarnation = build()
         incarnation.restore(state)
     except (StateError, DecodeError) as error:
         _log.warning("actor_state_refused", detail=str(error), consequence="this actor begins anew; lockstep is broken")

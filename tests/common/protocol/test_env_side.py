@@ -28,6 +28,16 @@ from common.protocol.messages import (
 pytestmark = pytest.mark.pure
 
 ROWS, SLOTS = 2, 2
+
+
+def check(arrays, ended):
+    """Let an episode with a reward end, after which one without must come; new ones never end."""
+    ends = arrays["reward"] > 0
+    if ended is not None and (ends & ended).any():
+        raise ProtocolError(DropReason.SCHEMA, "a reward after an end")
+    return np.zeros(ROWS, np.bool_) if ended is None else ends
+
+
 SCHEMA = (
     ArraySpec(name="observation", dtype="float32", shape=(ROWS, 1)),
     ArraySpec(name="reward", dtype="float32", shape=(ROWS,)),
@@ -37,20 +47,12 @@ CONFIG = EnvSessionConfig(
     env_config="{}",
     env_signature="8c1f",
     schema=SCHEMA,
-    check=lambda arrays, ended: check(arrays, ended),
+    check=check,
     slots=SLOTS,
     rows=ROWS,
     reset_seconds=300.0,
 )
 ACTION = np.arange(SLOTS * ROWS)
-
-
-def check(arrays, ended):
-    """Let an episode with a reward end, after which one without must come; new ones never end."""
-    ends = arrays["reward"] > 0
-    if ended is not None and (ends & ended).any():
-        raise ProtocolError(DropReason.SCHEMA, "a reward after an end")
-    return np.zeros(ROWS, np.bool_) if ended is None else ends
 
 
 def rows(value=0.0, reward=0.0):
@@ -182,7 +184,7 @@ def test_an_answer_that_cannot_be_used_is_counted_and_its_rows_are_missing(scene
 
 
 def test_each_answer_of_an_env_worker_is_checked_as_the_one_that_follows_its_last(scene):
-    """Where it was asked to begin new episodes meanwhile, none of them has ended."""
+    """After an answer to an Act with a seed no row has ended."""
     scene.both_ready()
 
     def answer(reward):

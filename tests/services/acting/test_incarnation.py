@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 
 from common.algorithms.api import WorkerContext, states
 from common.algorithms.registry import build_policy, rollout_schema
@@ -103,7 +106,7 @@ def remembering(memory):
 
 
 def stepping_from(**attributes):
-    """A good state in which CartPole has other attributes, each of a form that some environment may take on."""
+    """A good state in which CartPole has other attributes, each of a form that some environment has."""
     parts = unpack(build().state())
     inside = parts["environment"]["environment"]
     (path,) = [path for path, found in inside.items() if "state" in found]
@@ -131,11 +134,51 @@ BAD = {
 }
 
 
+class Lingering(gymnasium.Env):
+    """Keeps an attribute from its second step on, and a constant by the seed of its reset; both decide what is seen."""
+
+    observation_space, action_space = Box(-9.0, 9.0, (2,)), Discrete(2)
+
+    def reset(self, *, seed=None, **_):
+        """Draw the constant, which is no plain data."""
+        self.drawn = partial(abs, seed) if seed is not None else self.drawn
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, _):
+        """Show whether the attribute is there."""
+        late, self.steps = hasattr(self, "late"), self.steps + 1
+        if self.steps == 2:
+            self.late = 1
+        return np.array([late, self.drawn() % 9], np.float32), 0.0, False, False, {}
+
+
+def test_the_steps_on_trial_leave_no_trace():
+    """Attributes and constants that a state does not hold are those of an environment that took no step."""
+    env = EnvSettings(entry_point=f"{__name__}:Lingering", num_envs=B)
+    first = build(env=env)
+    second = begin_incarnation(lambda: build(env=env), welcome(first.state()))
+    here, there = collect(first), collect(second)
+    assert all(np.array_equal(here[name], there[name]) for name in here)
+
+
+def test_the_steps_on_trial_go_beyond_a_reset():
+    """Where all episodes are over the first step only begins others."""
+    env = EnvSettings(id="MountainCar-v0", num_envs=B)
+    parts = unpack(build(env=env).state())
+    parts["environment"]["ended"][:] = parts["environment"]["environment"]["env"]["_autoreset_envs"][:] = True
+    assert begin_incarnation(lambda: build(env=env), welcome(pack(parts))).readable
+    for path in (path for path, inside in parts["environment"]["environment"].items() if "gravity" in inside):
+        parts["environment"]["environment"][path]["gravity"] = None
+    assert not begin_incarnation(lambda: build(env=env), welcome(pack(parts))).readable
+
+
 @pytest.mark.parametrize("state", BAD.values(), ids=BAD)
 def test_a_bad_state_costs_a_line_and_lockstep_and_nothing_else(state):
     """The actor begins as its seeds say, and hands over no state, by which the learner sees it."""
+    bad = build()
     with pytest.raises((StateError, DecodeError)):
-        build().restore(state)
+        bad.restore(state) or bad.try_steps()
     setup = begin_incarnation(build, welcome(state))
     here, there = collect(build()), collect(setup)
     assert all(np.array_equal(here[name], there[name]) for name in here)
