@@ -139,7 +139,7 @@ up: ## start a run in containers (PRESET=cartpole ARGS="--scale actor=8" to chan
 	$(if $(filter file,$(origin PRESET)),,PRESET=$(PRESET)) $(if $(KEYS),KEYS=$(abspath $(KEYS))) $(COMPOSE) $(COMPOSE_FILES) up --detach $(ARGS)
 
 down: ## end it; the run is kept (ARGS=--volumes to forget it)
-	$(COMPOSE) --file docker/compose.yaml down $(ARGS)
+	$(COMPOSE) --file docker/compose.yaml --profile policy-server --profile tensorboard down $(ARGS)
 
 logs: ## what its containers say
 	$(COMPOSE) --file docker/compose.yaml logs --follow $(ARGS)

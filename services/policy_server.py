@@ -77,6 +77,8 @@ class PolicyServerLoop:
         own, side = welcomed.invocation.settings.policy_server, EnvSide(_session(welcomed, spec))
         transport = ZmqServer(own.bind, keys=ServerKeys.of(own.keys))
         _log.info("listening", env_workers=own.workers, bind=transport.endpoint)
+        if own.insecure and not own.keys:
+            _log.warning("insecure", bind=transport.endpoint, consequence="any process that reaches this port may be an env worker")
         environments = RemoteEnvironments(
             side=side,
             transport=transport,

@@ -171,6 +171,7 @@ def main(
 
     def serve() -> int:
         invocation = parse(name, argv, os.environ)
+        process.allow_descriptors()
         return _Root(service=SERVICES[name], invocation=invocation, metrics=exporter, health=health, build=begin).serve()
 
     return process.run(serve, program=f"rookery {name}", debug="--debug" in argv)

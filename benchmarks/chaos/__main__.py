@@ -1,7 +1,7 @@
 """Storms against a real run, and a table of what held.
 
     python -m benchmarks.chaos                      all storms, about 50 minutes
-    python -m benchmarks.chaos --short              a small part of each kind, about two minutes
+    python -m benchmarks.chaos --short              a small part of each kind, a few minutes
     python -m benchmarks.chaos --only pause-learner-35 --seed 3
 
 Each row ends with the command that repeats it; the same seed gives the same sequence of disturbances. Exit code 1 where a

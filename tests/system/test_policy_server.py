@@ -44,7 +44,7 @@ def test_an_env_worker_that_is_killed_costs_its_unfinished_rows_and_the_ledger_b
     learner = colony.learner("evaluator.enabled=false", "actor.count=1", "learner.max_policy_lag=1000")
     address = f"tcp://127.0.0.1:{port}"
     words = ["--learner", colony.endpoint, "--bind", address, "--workers", "2", "--allow-code", "paced", "--name", "server"]
-    own = f"metrics.port={metrics_port}", "policy_server.learner_seconds=null"
+    own = f"metrics.port={metrics_port}", "policy_server.learner_seconds=null", "policy_server.insecure=true"
     server = colony._service(["services.policy_server", *words, *own], metrics_port)
 
     def env_worker(name):
@@ -77,6 +77,7 @@ def test_an_env_worker_that_is_killed_costs_its_unfinished_rows_and_the_ledger_b
     assert missing_rows() >= filled
     learner.signal(signal.SIGTERM)
     assert [service.ended() for service in (learner, server)] == [0, 0]
+    assert "any process that reaches this port may be an env worker" in server.output
     for worker in workers:
         worker.signal(signal.SIGTERM)  # one that was not scheduled during the drain has missed it, and greets
     assert [worker.ended() for worker in workers] == [0, 0]

@@ -44,7 +44,8 @@ DOWN = Check(
 2. It resumes from its newest checkpoint when it is started again, and the actors reconnect by themselves: do not restart them.
 3. If it runs and is not scraped, check the network and `metrics.host`, which must not be loopback.
 4. After the end of a run it is silent for a day, if Prometheus has scraped `rookery_learner_ended` before the learner exited and
-   no other learner has begun. If the end of a run takes less than a scrape interval, let the learner linger (`--linger`).
+   no other learner has begun. If the end of a run takes less than a scrape interval, let the learner linger (`--linger`);
+   with `--job` it cannot: end the workers.
 5. Where the target of that learner stays and is down, it is silent for 15 minutes, and then for as long as no worker is up:
    workers that are up may wait for the learner of the next run, which cannot start. Let the learner linger, or end the workers.
 """,
