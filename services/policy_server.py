@@ -78,7 +78,9 @@ class PolicyServerLoop:
         transport = ZmqServer(own.bind, keys=ServerKeys.of(own.keys))
         _log.info("listening", env_workers=own.workers, bind=transport.endpoint)
         if own.insecure and not own.keys:
-            _log.warning("insecure", bind=transport.endpoint, consequence="any process that reaches this port may be an env worker")
+            _log.warning(
+                "insecure", bind=transport.endpoint, consequence="any process that reaches this port may be an env worker"
+            )
         environments = RemoteEnvironments(
             side=side,
             transport=transport,

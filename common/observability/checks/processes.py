@@ -55,7 +55,10 @@ HUNG = Check(
     detail="{{ $labels.job }} {{ $labels.instance }} should have ticked {{ $value | humanizeDuration }} ago.",
     predicate=_hung,
     while_training=False,
-    runbook="`/healthz` names the loop and its last step. Kubernetes ends such a process within 90 s, before this alert, and restarts it (`ProcessRestarted`); elsewhere restart it yourself.\n",
+    runbook="""\
+`/healthz` names the loop and its last step. Kubernetes ends such a process within 90 s, before this alert, and restarts it
+(`ProcessRestarted`); elsewhere restart it yourself.
+""",
 )
 
 
