@@ -277,16 +277,16 @@ def outlived(stream: IO[str], *, end: Callable[[], None] = lambda: None) -> Iter
     try:
         yield
     except OSError as error:
-        _discard(stream)
+        discard(stream)
         end()
         try:
             print(f"rookery train: warning: the display ends: {error.strerror}; the run goes on", file=sys.stderr, flush=True)
         except OSError:
-            _discard(sys.stderr)
+            discard(sys.stderr)
 
 
-def _discard(stream: IO[str]) -> None:
-    """Write to nowhere from now on; else every later flush of the buffered text would fail, that at exit included."""
+def discard(stream: IO[str]) -> None:
+    """Let `stream` write nowhere from now on; else each later flush of the buffered text would fail, that at exit included."""
     with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
