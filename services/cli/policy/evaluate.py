@@ -25,13 +25,14 @@ from common.errors import ConfigError, RookeryError
 from common.policies.atari_scores import ATARI_SCORES, Reference
 from common.policies.episodes import Episodes, of_all_agents
 from common.policies.load import TrainedPolicy
+from common.runtime.process import derive_seed
 
 _LEAST = 5  # episodes: the interval of fewer would be of little use, and its approximation would be off
 _NORMAL_QUANTILE = 1.959964  # 97.5 % of a normal distribution lie below
 
 
 def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -> EvaluationResult:
-    """Play `episodes` in at most `env.num_envs` environments, or those of a user's function, environment b with `seed + b`.
+    """Play `episodes` in at most `env.num_envs` environments, or those of a user's function; no two seeds play the same episodes.
 
     Raises `ConfigError` where the environment fails, or returns are not finite.
     """
@@ -44,7 +45,8 @@ def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -
         episode_bar("evaluating", of_all_agents(episodes, environment.agents)) as report,
     ):
         with environment_errors(settings.name):
-            played = Episodes(environment, episodes=episodes, seed=seed)
+            first = derive_seed(seed, "environment", role="evaluate")  # environment b begins with `first + b`
+            played = Episodes(environment, episodes=episodes, seed=first)
         while not played.complete:
             begin_episodes(policy.policy, played.start)
             action = policy.policy.act(torch.from_numpy(played.observation), greedy=greedy)["action"].numpy()

@@ -110,6 +110,14 @@ def test_the_seed_and_the_mode_decide_what_is_played(make_run, capsys):
     assert evaluated(capsys, *words, "--seed", 3)["returns"] != first
 
 
+def test_neighbouring_seeds_play_other_episodes(make_run, capsys):
+    """Else the intervals of several seeds would count most episodes several times: environment b had `seed + b`."""
+    run, _ = make_run("env.id=Pendulum-v1", "model.hidden=[8]")
+    words = [run.path, "--episodes", 3, "env.num_envs=3"]
+    first, second = (evaluated(capsys, *words, "--seed", seed)["returns"] for seed in (1, 2))
+    assert not set(first) & set(second)
+
+
 def test_atari_scores_come_with_their_evaluation_rules(make_run, capsys):
     run, _ = make_run(*SMALL_PONG, "env.max_episode_frames=200", preset="pong")
     result = evaluated(capsys, run.path, "--episodes", 2, "env.sticky_actions=0.25", "env.noop_max=0")
