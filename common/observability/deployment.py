@@ -45,6 +45,7 @@ class ServiceSample:
     """One service at one moment. Without `samples`, `unreachable` is the reason."""
 
     at: Seconds  # Unix time
+    received: Seconds | None = None  # by the monotonic clock of this process, which no correction of the time moves
     role: str = ""  # "" where it is not known
     samples: Samples = field(default_factory=lambda: MappingProxyType({}))
     unhealthy: str = ""  # the fault that /healthz reports, or, from a Prometheus, its metric
@@ -86,7 +87,9 @@ class Service:
     @property
     def seconds(self) -> Seconds:
         """Return the time between the two samples."""
-        return self.after.at - self.before.at
+        if self.before.received is None or self.after.received is None:  # from a Prometheus, or without an answer
+            return self.after.at - self.before.at
+        return self.after.received - self.before.received
 
     @property
     def measured(self) -> bool:

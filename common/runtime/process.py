@@ -25,7 +25,8 @@ INTERRUPTED = 130  # what a shell reports after Ctrl-C
 LINGER_SECONDS: Seconds = 5.0  # between two ticks of a learner that has nothing left to do
 
 Purpose: TypeAlias = Literal["model", "environment", "policy"]
-_SPAWN_KEYS = {"model": 0, "environment": 1, "policy": 2, "learner": 0, "actor": 1, "evaluator": 2, "env_worker": 3}
+_PURPOSE_KEYS = {"model": 0, "environment": 1, "policy": 2}
+_ROLE_KEYS = {"learner": 0, "actor": 1, "evaluator": 2, "env_worker": 3, "evaluate": 4}
 
 _log = EventLog(__name__)
 
@@ -158,7 +159,8 @@ def allow_descriptors() -> None:
 def derive_seed(seed: int, purpose: Purpose, *, role: str, index: int = 0, generation: int = 0) -> int:
     """Return a seed below 2**31 for one purpose of one incarnation of one process, from the one seed of the run.
 
-    The streams are reproducible and disjoint (O'Neill's seed_seq mixing, as in numpy).
+    The streams are reproducible and disjoint (O'Neill's seed_seq mixing, as in numpy). `role` is that of the process, or
+    "evaluate" for `rookery evaluate`, which must not repeat the episodes by which the evaluator chose the best policy of the run.
     """
-    key = (_SPAWN_KEYS[role], index, generation, _SPAWN_KEYS[purpose])
+    key = (_ROLE_KEYS[role], index, generation, _PURPOSE_KEYS[purpose])
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0] >> 1)

@@ -7,9 +7,11 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import select
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +30,7 @@ from services.cli.train import command as train
 if TYPE_CHECKING:
     from common.config.load import LoadedSettings
 
+UNREAD = 128 + signal.SIGPIPE  # what a shell reports of a command whose reader ended first
 SHELLS = ("bash", "zsh", "tcsh")
 SERVICES = {
     "learner": "train and serve",
@@ -71,14 +74,51 @@ exit code: 0 made; 2 bad input, or the keys exist already.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command in `argv`; returns the exit code: 0 success, 1 failure, 2 bad input, 130 interrupted."""
+    """Run the command in `argv`; returns the exit code: 0 success, 1 failure, 2 bad input, 130 interrupted, 141 not read."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv and argv[0] in SERVICES:  # a service is its own program with its own --help
         block_signals()  # until the service handles them
         module = f"services.{argv[0].replace('-', '_')}"
         os.execv(sys.executable, [sys.executable, "-P", "-m", module, *argv[1:]])  # noqa: S606
-    options = parse_arguments(argv)
-    return run(lambda: options.run(options), program=options.parser.prog, debug=options.debug)
+    with _while_read():
+        try:
+            options = parse_arguments(argv)
+            return run(lambda: _run(options), program=options.parser.prog, debug=options.debug)
+        finally:
+            _flush()
+
+
+def _run(options: argparse.Namespace) -> int:
+    with _while_read():
+        code: int = options.run(options)
+    return code
+
+
+@contextmanager
+def _while_read() -> Iterator[None]:
+    """Exit with `UNREAD`, and no message, where the reader of standard output ends while inside, as in `| head -3`."""
+    try:
+        yield
+    except BrokenPipeError:
+        watch = select.poll()
+        # Errors are reported without being asked for.
+        watch.register(sys.stdout, 0)
+        if not watch.poll(0):  # another pipe broke, such as that of an environment
+            raise
+        from services.cli.train.view import discard  # noqa: PLC0415
+
+        discard(sys.stdout)
+        sys.exit(UNREAD)
+
+
+def _flush() -> None:
+    """Write what standard output holds. Raises `BrokenPipeError`; other errors, as of a full disk, the interpreter reports."""
+    try:
+        print(end="", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        return
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:

@@ -118,6 +118,7 @@ def _ask(url: str) -> ServiceSample:
     now = time.time()
     try:
         code, page = get(f"{url}/metrics", timeout=TIMEOUT)
+        received = time.monotonic()
         samples = parse_metrics(page) if code == http.client.OK else {}
         _, health = get(f"{url}/healthz", timeout=TIMEOUT)
     except ValueError:
@@ -127,7 +128,8 @@ def _ask(url: str) -> ServiceSample:
     if not (role := role_of(samples)):
         return ServiceSample(at=now, unreachable=f"it is no rookery service (HTTP {code})", foreign=True)
     answer = health.strip()
-    return ServiceSample(at=now, role=role, samples=samples, unhealthy="" if answer == "ok" else answer)
+    unhealthy = "" if answer == "ok" else answer
+    return ServiceSample(at=now, received=received, role=role, samples=samples, unhealthy=unhealthy)
 
 
 def _reason(error: Exception) -> str:

@@ -25,13 +25,14 @@ from common.errors import ConfigError, RookeryError
 from common.policies.atari_scores import ATARI_SCORES, Reference
 from common.policies.episodes import Episodes, of_all_agents
 from common.policies.load import TrainedPolicy
+from common.runtime.process import derive_seed
 
 _LEAST = 5  # episodes: the interval of fewer would be of little use, and its approximation would be off
 _NORMAL_QUANTILE = 1.959964  # 97.5 % of a normal distribution lie below
 
 
 def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -> EvaluationResult:
-    """Play `episodes` in at most `env.num_envs` environments, or those of a user's function, environment b with `seed + b`.
+    """Play `episodes` in at most `env.num_envs` environments, or those of a user's function; no two seeds play the same episodes.
 
     Raises `ConfigError` where the environment fails, or returns are not finite.
     """
@@ -44,7 +45,8 @@ def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -
         episode_bar("evaluating", of_all_agents(episodes, environment.agents)) as report,
     ):
         with environment_errors(settings.name):
-            played = Episodes(environment, episodes=episodes, seed=seed)
+            first = derive_seed(seed, "environment", role="evaluate")  # environment b begins with `first + b`
+            played = Episodes(environment, episodes=episodes, seed=first)
         while not played.complete:
             begin_episodes(policy.policy, played.start)
             action = policy.policy.act(torch.from_numpy(played.observation), greedy=greedy)["action"].numpy()
@@ -96,13 +98,11 @@ def episode_bar(task: str, episodes: int) -> Iterator[Callable[[int], None]]:
         yield lambda ended: shown.update(number, completed=ended)
 
 
-def interval95(values: NDArray[np.float64]) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean, by Student's distribution; None for fewer than five values.
+def interval95(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of `values` [N], by Student's distribution.
 
     The quantile is the expansion 26.7.5 of Abramowitz and Stegun 1964, off by less than 0.3 % for five values and more.
     """
-    if len(values) < _LEAST:
-        return None
     z, n = _NORMAL_QUANTILE, len(values) - 1
     quantile = z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
     quantile += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
@@ -161,19 +161,21 @@ class EvaluationResult:
         return float(self.returns.std(ddof=1)) if len(self.returns) > 1 else None
 
     @property
-    def dependence(self) -> str:
-        """Why the returns are not independent, so that an interval of their mean would be false; empty where they are."""
+    def no_interval(self) -> str:
+        """Why an interval of the mean would be false; empty where it has one."""
         env = self.policy.settings.env
+        if len(self.returns) < _LEAST:
+            return f"fewer than {_LEAST} episodes"
         if self.agents > 1:
             return f"the {self.agents} agents of an environment are not independent"
         if self.greedy and atari_game(env) is not None and env.sticky_actions == 0:
             return "greedy games without sticky actions differ by the no-ops alone, and many are the same game"
-        return ""
+        return "all returns are equal" if (self.returns == self.returns[0]).all() else ""
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the mean; None for few episodes, and for those that depend on one another."""
-        return None if self.dependence else interval95(self.returns)
+        """The 95 % interval of the mean; None where `no_interval` has a reason."""
+        return None if self.no_interval else interval95(self.returns)
 
     @property
     def reference(self) -> Reference | None:
@@ -196,6 +198,7 @@ class EvaluationResult:
             "mean": self.mean,
             "standard_deviation": self.deviation,
             "mean_interval_95": None if interval is None else list(interval),
+            "no_interval": self.no_interval or None,
             "minimum": float(self.returns.min()),
             "maximum": float(self.returns.max()),
             "mean_length": float(self.lengths.mean()),
@@ -230,8 +233,8 @@ class EvaluationResult:
             parts.append(f"standard deviation {self.deviation:.4g}")
         if interval is not None:
             parts.append(f"95 % interval of the mean {interval[0]:.6g} to {interval[1]:.6g}")
-        if self.dependence:
-            parts.append(f"no interval: {self.dependence}")
+        else:
+            parts.append(f"no interval: {self.no_interval}")
         return [*parts, f"from {self.returns.min():.6g} to {self.returns.max():.6g}"]
 
 

@@ -100,14 +100,17 @@ def final_lines(result: str, summary: Summary | None, *, run_dir: Path, go_on: s
     if summary is not None:
         time = f"{clock(summary['wall_seconds'])} ({summary['frames_per_second']:,.0f} frames/s from the first update on)"
         remark = mean_remark(summary.get("mean100_episodes", 0), summary.get("environments_unfinished", 0))
-        yield f"  {summary['env_steps']:,} env steps in {time}, mean100 {score(summary['mean100'])}{remark}"
+        reached = (summary.get("target") or {}).get("mean100")
+        yield f"  {summary['env_steps']:,} env steps in {time}, mean100 {score(summary['mean100'], reached)}{remark}"
         if (last := summary.get("last_evaluation")) is not None:
-            reached = (summary.get("target") or {}).get("mean100")
             below = summary.get("solved") and reached is not None and last["mean"] < reached
-            seen = f"  last evaluation {score(last['mean'])} over {last['episodes']} episodes ({last['mode']})"
+            seen = f"  last evaluation {score(last['mean'], reached)} over {last['episodes']} episodes ({last['mode']})"
             older = last["version"] < summary.get("version", last["version"])
             seen += f" of v{last['version']}, not of the final v{summary['version']}" if older else ""
-            yield seen + (f", below the target of {score(reached)}: rookery evaluate {run_dir} plays more" if below else "")
+            seen += (
+                f", below the target of {score(reached, last['mean'])}: rookery evaluate {run_dir} plays more" if below else ""
+            )
+            yield seen
         if summary.get("reproducible"):
             yield f"  parameters     sha256 {summary['parameters_sha256']}: the same in every run of these settings here"
     if lost:

@@ -78,9 +78,12 @@ def time_left(seconds: Seconds | None) -> str:
     return f"about {seconds / MINUTE:.0f} min left" if seconds < 2 * HOUR else f"about {seconds / HOUR:.1f} h left"
 
 
-def score(value: float | None) -> str:
-    """Format a return, or a dash for None."""
-    return "-" if value is None else f"{value:.4g}"
+def score(value: float | None, beside: float | None = None) -> str:
+    """Format a return, or a dash for None; with seven digits instead of four where `beside`, another value, has the same four."""
+    if value is None:
+        return "-"
+    alike = beside is not None and beside != value and f"{value:.4g}" == f"{beside:.4g}"
+    return f"{value:.7g}" if alike else f"{value:.4g}"
 
 
 def phase(status: RunStatus) -> str:
@@ -103,13 +106,16 @@ def mean_remark(episodes: float, unfinished: float) -> str:
 
 def returns(status: RunStatus) -> str:
     """Format the training score and the last evaluation, each with its target."""
-    parts = [f"mean100 {score(status.mean100)}{mean_remark(status.mean100_episodes, status.environments_unfinished)}"]
-    if status.target.mean100 is not None:
-        parts.append(f"target {score(status.target.mean100)}")
-    if (last := status.last_evaluation) is not None:
-        parts.append(f"last evaluation {score(last.mean)} ({last.mode}, {last.episodes} episodes, v{last.version})")
-    if status.target.evaluation is not None:
-        parts.append(f"target of evaluations {score(status.target.evaluation)}")
+    target, last = status.target, status.last_evaluation
+    mean100 = score(status.mean100, target.mean100)
+    parts = [f"mean100 {mean100}{mean_remark(status.mean100_episodes, status.environments_unfinished)}"]
+    if target.mean100 is not None:
+        parts.append(f"target {score(target.mean100, status.mean100)}")
+    if last is not None:
+        mean = score(last.mean, target.evaluation)
+        parts.append(f"last evaluation {mean} ({last.mode}, {last.episodes} episodes, v{last.version})")
+    if target.evaluation is not None:
+        parts.append(f"target of evaluations {score(target.evaluation, last.mean if last else None)}")
     return ", ".join(parts)
 
 
@@ -277,16 +283,16 @@ def outlived(stream: IO[str], *, end: Callable[[], None] = lambda: None) -> Iter
     try:
         yield
     except OSError as error:
-        _discard(stream)
+        discard(stream)
         end()
         try:
             print(f"rookery train: warning: the display ends: {error.strerror}; the run goes on", file=sys.stderr, flush=True)
         except OSError:
-            _discard(sys.stderr)
+            discard(sys.stderr)
 
 
-def _discard(stream: IO[str]) -> None:
-    """Write to nowhere from now on; else every later flush of the buffered text would fail, that at exit included."""
+def discard(stream: IO[str]) -> None:
+    """Let `stream` write nowhere from now on; else each later flush of the buffered text would fail, that at exit included."""
     with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 

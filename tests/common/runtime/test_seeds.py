@@ -16,7 +16,7 @@ WRITTEN = [135624621, 1532878506, 1195804554]  # seeds of the environments of ac
 
 def test_no_two_streams_of_a_run_meet():
     """Two actors that played the same episodes would be one actor at twice the cost; so would a restarted one."""
-    places = product(("model", "environment", "policy"), ("learner", "actor", "evaluator"), range(20), range(5))
+    places = product(("model", "environment", "policy"), ("learner", "actor", "evaluator", "evaluate"), range(20), range(5))
     seeds = [
         derive_seed(1, purpose, role=role, index=index, generation=generation) for purpose, role, index, generation in places
     ]

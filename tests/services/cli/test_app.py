@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -147,6 +148,33 @@ def test_without_a_command_the_help_is_shown(capsys):
     """`rookery` alone."""
     assert called() == 2
     assert "examples:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "unbuffered"),
+    [(["--version"], ""), (["--version"], "1"), (["--help"], ""), (["config", "schema"], ""), (["config", "schema"], "1")],
+)
+def test_a_command_whose_reader_has_ended_is_silent(words, unbuffered):
+    """As in `rookery evaluate RUN | head -3`, after the third line."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "services.cli", *words]
+    environ = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    try:
+        ended = subprocess.run(command, check=False, stdout=writer, stderr=subprocess.PIPE, env=environ, text=True)
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.usefixtures("capfd")  # a standard output that can be polled
+def test_a_broken_pipe_other_than_standard_output_is_a_bug(caplog, monkeypatch):
+    def breaks(_):
+        raise BrokenPipeError("of a simulator")
+
+    monkeypatch.setattr("services.cli.app._presets", breaks)
+    assert called("presets") == 1
+    assert "of a simulator" in caplog.text
 
 
 @pytest.mark.parametrize("service", ["learner", "actor", "evaluator"])

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from common.errors import RookeryError
+from common.observability.deployment import compare
 from common.observability.env_metrics import ENV_WORKER_METRICS, EnvWorkerStats
 from common.observability.learner_metrics import METRICS
 from common.observability.learner_stats import LearnerStats
@@ -105,11 +106,32 @@ def test_a_service_that_does_not_answer_is_one_of_the_samples(serve, deaf, tmp_p
     source = opened(learner, folder=tmp_path)
     source._urls |= {address: f"http://{address}" for address in ("127.0.0.1:1", deaf)}
     now = iter([0.0, 0.0, 0.0, 60.0])  # at the start, and when each of the three is waited for
-    monkeypatch.setattr(scrape_module, "time", SimpleNamespace(monotonic=lambda: next(now), time=time.time))
+
+    def monotonic():
+        return next(now) if threading.current_thread() is threading.main_thread() else 0.0
+
+    monkeypatch.setattr(scrape_module, "time", SimpleNamespace(monotonic=monotonic, time=time.time))
     moment = source.read()
     assert moment[learner].samples
     assert moment["127.0.0.1:1"].unreachable == "connection refused"
     assert moment[deaf].unreachable == "no answer within 60 s"
+
+
+def test_the_time_between_two_pages_is_no_difference_of_clock_times(serve, tmp_path, monkeypatch):
+    """The clock is put forward by a minute, and the first answer takes five seconds: counters are read at its end."""
+    clock, takes = SimpleNamespace(unix=1000.0, monotonic=50.0), iter([5.0, 2.0, 5.0, 2.0, 0.0, 0.0])  # opening reads too
+
+    def page(path):
+        clock.monotonic += next(takes)
+        return {"/metrics": (200, LEARNER)}.get(path, (200, b"ok\n"))
+
+    times = SimpleNamespace(monotonic=lambda: clock.monotonic, time=lambda: clock.unix)
+    monkeypatch.setattr(scrape_module, "time", times)
+    source = opened(serve(page), folder=tmp_path)
+    before = source.read()
+    clock.unix, clock.monotonic = 1070.0, 72.0
+    service = compare(before, source.read()).services[0]
+    assert (service.seconds, service.after.at) == (10.0, 1070.0)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,15 @@ def test_an_evaluation_below_the_target_that_training_reached_is_named(tmp_path,
     assert ("below the target of 18.6: rookery evaluate" in text) == remark
 
 
+def test_an_evaluation_just_below_the_target_has_more_digits(tmp_path):
+    summary = SUMMARY | {"solved": True, "mean100": 475.04, "target": {"mean100": 475.0, "evaluation": None}}
+    summary["last_evaluation"] = summary["last_evaluation"] | {"mean": 474.97}
+    text = "\n".join(final_lines("solved", summary, run_dir=tmp_path))
+    assert "mean100 475.04" in text
+    assert "last evaluation 474.97 over" in text
+    assert "below the target of 475:" in text
+
+
 @pytest.mark.parametrize("final", [9, 3900])
 def test_an_evaluation_that_is_not_of_the_final_policy_says_so(tmp_path, final):
     """Whole episodes may take longer than the end of a run waits for them."""

@@ -65,6 +65,13 @@ def test_the_panel_shows_every_fact_of_a_run():
     assert "gap" not in text, "a reason that dropped nothing is noise"
 
 
+def test_a_return_just_below_its_target_has_more_digits():
+    target = FRAME.status.target.model_copy(update={"mean100": 12.341, "evaluation": 14.5001})
+    line = plain_line(replace(FRAME, status=FRAME.status.model_copy(update={"mean100": 12.339, "target": target})))
+    assert "mean100 12.339, target 12.341, last evaluation 14.5 (" in line
+    assert "target of evaluations 14.5001" in line
+
+
 def test_a_target_of_evaluations_stands_beside_the_evaluation():
     status = FRAME.status.model_copy(update={"target": FRAME.status.target.model_copy(update={"evaluation": 19.0})})
     assert "last evaluation 14.5 (greedy, 10 episodes, v290), target of evaluations 19" in plain_line(
