@@ -82,18 +82,24 @@ class Comparison:
         """Return the settings on the command line: the whole budget is spent, whatever the score is."""
         return [*self.changes, "target.mean100=null", "target.evaluation=null", f"target.env_steps={self.env_steps}"]
 
-    def accepts(self, row: Row) -> bool:
-        """Return whether `row` is a run of this budget: with `overrides`, or of a preset whose own budget is the same."""
-        if row["preset"] != self.preset or row["env_steps"] < self.env_steps or row["mean100"] is None:
-            return False
-        if row["overrides"] or self.changes:
-            return bool(row["overrides"] == self.overrides)
-        return load_settings(preset=self.preset, environ={}).settings.target.env_steps == self.env_steps
+    def runs(self, rows: Sequence[Row]) -> dict[int, Row]:
+        """Return the newest run of each of `SEEDS` that spent this budget; `rows` has the oldest first.
 
-    def runs(self, rows: Iterable[Row]) -> dict[int, Row]:
-        """Return the newest run of each of `SEEDS`; `rows` has the oldest first."""
-        by_seed = {row["seed"]: row for row in rows if self.accepts(row)}
-        return {seed: by_seed[seed] for seed in SEEDS if seed in by_seed}
+        A seed without a run with `overrides` has that of the preset alone, where its own budget is the same and no seed of it
+        ended at its target: else seeds would be chosen by their failure.
+        """
+        whole = self._by_seed(filter(self._spent, rows), self.overrides)
+        settings = load_settings(preset=self.preset, environ={}).settings
+        if not self.changes and settings.target.env_steps == self.env_steps:
+            alone = self._by_seed(rows, [])
+            whole = {**alone, **whole} if all(map(self._spent, alone.values())) else whole
+        return {seed: whole[seed] for seed in SEEDS if seed in whole}
+
+    def _by_seed(self, rows: Iterable[Row], overrides: list[str]) -> dict[int, Row]:
+        return {row["seed"]: row for row in rows if row["preset"] == self.preset and row["overrides"] == overrides}
+
+    def _spent(self, row: Row) -> bool:
+        return row["env_steps"] >= self.env_steps and row["mean100"] is not None
 
 
 NATURE = (
