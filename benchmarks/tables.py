@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.learning import RESULTS, ROWS, Row, ended, fingerprint, keep, kept
+from benchmarks.learning import RESULTS, ROWS, SEEDS, Row, ended, fingerprint, keep, kept, not_run, older_policy
 from common.algorithms.sections import ReplaySection
 from common.config.layers import leaves
 from common.config.load import load_settings
@@ -34,7 +34,6 @@ from services.cli.series.run import TrainProcesses, is_finished, train_arguments
 ROOT = Path(__file__).parents[1]
 PAGE, RUNS = ROOT / "docs/results.md", ROOT / "runs/tables"
 MARKS = ("<!-- tables: written by python -m benchmarks.tables -->\n", "<!-- end of tables -->")
-SEEDS = (1, 2, 3)
 TITLES = {"mujoco": "MuJoCo"}  # others are written as they are typed
 COLUMNS = ("run", "algorithm", "env steps", "mean100 of each seed", "their mean", "published", "greedy evaluations", "minutes")
 HEAD = """\
@@ -264,18 +263,14 @@ def _cells(comparison: Comparison, runs: dict[int, Row]) -> list[str]:
     if not runs:
         return [*about, "not run", "", published, "", ""]
     scores = [row["mean100"] for row in runs.values()]
-    left = "".join(f"; seed {seed} not run" for seed in SEEDS if seed not in runs)
     greedy = ", ".join(_greedy(row) for row in runs.values())
     minutes = ", ".join(f"{row['wall_seconds'] / 60:.1f}" for row in runs.values())
-    return [*about, ", ".join(map(number, scores)) + left, number(statistics.mean(scores)), published, greedy, minutes]
+    return [*about, ", ".join(map(number, scores)) + not_run(runs), number(statistics.mean(scores)), published, greedy, minutes]
 
 
 def _greedy(row: Row) -> str:
     last = row["last_evaluation"]
-    if not last:
-        return "none"
-    # An evaluator that did not end its games within a minute of the end of the run has the result of an older policy.
-    return number(last["mean"]) + ("" if last["version"] == row["learner_updates"] else " (not of the last policy)")
+    return number(last["mean"]) + older_policy(row) if last else "none"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
