@@ -40,6 +40,7 @@ COLUMNS = (
     "seed", "holds", "env steps", "minutes", "mean100", "greedy evaluation", "env steps/s", "policy lag", "ledger", "date",
     "commit",
 )  # fmt: skip
+SEEDS = (1, 2, 3)
 CURVE_POINTS = 60  # of each run's curve that are kept
 Row = Mapping[str, Any]
 
@@ -126,7 +127,7 @@ def main() -> None:
     """Train and keep the rows, or only render the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("presets", nargs="*", default=[])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--set", nargs="*", default=[], metavar="section.key=value", help="settings changed for all runs")
     parser.add_argument("--note", default="", help="what else the machine did meanwhile; stands on the page")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of learning.jsonl and learning.md")
@@ -246,7 +247,7 @@ def page(rows: Iterable[Row]) -> str:
         "raw rows, curves included: [learning.jsonl](learning.jsonl). Nothing is rounded up. Minutes are wall-clock from the",
         "start of the learner's process, seconds after the command, to the end of its last evaluation, checkpoints included;",
         "their median is of all runs. mean100: mean raw return of the last 100 training episodes. A greedy evaluation plays",
-        "whole episodes with the newest policy that the evaluator had, mostly the final one, as many as stand behind it. Env",
+        "whole episodes, as many as stand behind it, with the last policy, or the page says that it does not. Env",
         "steps/s: from the first update on, start-up left out; of most rows before 2026-11-23 over the whole run. Only runs of",
         "the presets' present settings are shown, by the code of their commit. PPO before 2026-11-24 normalised values another",
         "way ([decision 44](../../docs/decisions/0044-units-of-values-follow-the-returns.md)), TD3 before 2026-11-23 was faster",
@@ -267,7 +268,8 @@ def _section(claim: Claim, runs: Sequence[Row]) -> list[str]:
     notes = sorted({f"{row['machine']}{'; ' + row['note'] if row['note'] else ''}" for row in runs})
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     lines += ["| " + " | ".join(_cells(claim, row)) + " |" for row in runs]
-    lines += ["", f"Holds for {held} of {len(runs)} seeds, median {minutes:.1f} minutes. Machine: {'. '.join(notes)}."]
+    left = not_run(row["seed"] for row in runs)
+    lines += ["", f"Holds for {held} of {len(runs)} seeds{left}, median {minutes:.1f} minutes. Machine: {'. '.join(notes)}."]
     if claim.evaluations:
         lines += ["", "Greedy evaluations, as reported (env steps trained on by then: score):", ""]
         lines += [
@@ -286,13 +288,27 @@ def _cells(claim: Claim, row: Row) -> list[str]:
         f"{row['env_steps']:,}",
         f"{row['wall_seconds'] / 60:.2f}",
         f"{row['mean100']:.2f}",
-        f"{evaluation['mean']:.2f} ({evaluation['episodes']})" if evaluation else "none",
+        f"{evaluation['mean']:.2f} ({evaluation['episodes']}){older_policy(row)}" if evaluation else "none",
         f"{row['env_steps_per_second']:,.0f}",
         f"{row['policy_lag']}",
         "balances" if row["unaccounted"] == 0 else f"off by {row['unaccounted']}",
         row["date"],
         row["commit"],
     ]
+
+
+def not_run(seeds: Iterable[int]) -> str:
+    """Return which of `SEEDS` are not among these, as it stands behind the others; "" where all are."""
+    run = set(seeds)
+    return "".join(f"; seed {seed} not run" for seed in SEEDS if seed not in run)
+
+
+def older_policy(row: Row) -> str:
+    """Return the mark of a run whose last evaluation is not of its last policy; "" where it is.
+
+    An evaluator that did not end its games within a minute of the end of the run has the result of an older policy.
+    """
+    return "" if row["last_evaluation"]["version"] == row["learner_updates"] else " (not of the last policy)"
 
 
 def machine() -> str:

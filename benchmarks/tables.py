@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.learning import RESULTS, ROWS, Row, ended, fingerprint, keep, kept
+from benchmarks.learning import RESULTS, ROWS, SEEDS, Row, ended, fingerprint, keep, kept, not_run, older_policy
 from common.algorithms.sections import ReplaySection
 from common.config.layers import leaves
 from common.config.load import load_settings
@@ -34,7 +34,6 @@ from services.cli.series.run import TrainProcesses, is_finished, train_arguments
 ROOT = Path(__file__).parents[1]
 PAGE, RUNS = ROOT / "docs/results.md", ROOT / "runs/tables"
 MARKS = ("<!-- tables: written by python -m benchmarks.tables -->\n", "<!-- end of tables -->")
-SEEDS = (1, 2, 3)
 TITLES = {"mujoco": "MuJoCo"}  # others are written as they are typed
 COLUMNS = ("run", "algorithm", "env steps", "mean100 of each seed", "their mean", "published", "greedy evaluations", "minutes")
 HEAD = """\
@@ -82,18 +81,24 @@ class Comparison:
         """Return the settings on the command line: the whole budget is spent, whatever the score is."""
         return [*self.changes, "target.mean100=null", "target.evaluation=null", f"target.env_steps={self.env_steps}"]
 
-    def accepts(self, row: Row) -> bool:
-        """Return whether `row` is a run of this budget: with `overrides`, or of a preset whose own budget is the same."""
-        if row["preset"] != self.preset or row["env_steps"] < self.env_steps or row["mean100"] is None:
-            return False
-        if row["overrides"] or self.changes:
-            return bool(row["overrides"] == self.overrides)
-        return load_settings(preset=self.preset, environ={}).settings.target.env_steps == self.env_steps
+    def runs(self, rows: Sequence[Row]) -> dict[int, Row]:
+        """Return the newest run of each of `SEEDS` that spent this budget; `rows` has the oldest first.
 
-    def runs(self, rows: Iterable[Row]) -> dict[int, Row]:
-        """Return the newest run of each of `SEEDS`; `rows` has the oldest first."""
-        by_seed = {row["seed"]: row for row in rows if self.accepts(row)}
-        return {seed: by_seed[seed] for seed in SEEDS if seed in by_seed}
+        A seed without a run with `overrides` has that of the preset alone, where its own budget is the same and no seed of it
+        ended at its target: else seeds would be chosen by their failure.
+        """
+        whole = self._by_seed(filter(self._spent, rows), self.overrides)
+        settings = load_settings(preset=self.preset, environ={}).settings
+        if not self.changes and settings.target.env_steps == self.env_steps:
+            alone = self._by_seed(rows, [])
+            whole = {**alone, **whole} if all(map(self._spent, alone.values())) else whole
+        return {seed: whole[seed] for seed in SEEDS if seed in whole}
+
+    def _by_seed(self, rows: Iterable[Row], overrides: list[str]) -> dict[int, Row]:
+        return {row["seed"]: row for row in rows if row["preset"] == self.preset and row["overrides"] == overrides}
+
+    def _spent(self, row: Row) -> bool:
+        return row["env_steps"] >= self.env_steps and row["mean100"] is not None
 
 
 NATURE = (
@@ -258,18 +263,14 @@ def _cells(comparison: Comparison, runs: dict[int, Row]) -> list[str]:
     if not runs:
         return [*about, "not run", "", published, "", ""]
     scores = [row["mean100"] for row in runs.values()]
-    left = "".join(f"; seed {seed} not run" for seed in SEEDS if seed not in runs)
     greedy = ", ".join(_greedy(row) for row in runs.values())
     minutes = ", ".join(f"{row['wall_seconds'] / 60:.1f}" for row in runs.values())
-    return [*about, ", ".join(map(number, scores)) + left, number(statistics.mean(scores)), published, greedy, minutes]
+    return [*about, ", ".join(map(number, scores)) + not_run(runs), number(statistics.mean(scores)), published, greedy, minutes]
 
 
 def _greedy(row: Row) -> str:
     last = row["last_evaluation"]
-    if not last:
-        return "none"
-    # An evaluator that did not end its games within a minute of the end of the run has the result of an older policy.
-    return number(last["mean"]) + ("" if last["version"] == row["learner_updates"] else " (not of the last policy)")
+    return number(last["mean"]) + older_policy(row) if last else "none"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -167,9 +167,13 @@ class Deployment:
 
     @property
     def of_one_run(self) -> bool:
-        """Return whether the learners are of one run, as its ranks are: by its id, and by their number before they know it."""
+        """Return whether the learners are of one run, as its ranks are: by its id, and by their number.
+
+        A learner that starts does not know its run yet, only how many ranks it has.
+        """
         runs = {run for rank in self.ranks for run in by_label(rank.after.samples, learner.RUN_INFO.name)}
-        return len(runs) <= 1 and len({count for rank in self.ranks if (count := rank.now(learner.RANKS)) >= 1}) <= 1
+        counts = [count for rank in self.ranks if (count := rank.now(learner.RANKS)) >= 1]
+        return len(runs) <= 1 and len(set(counts)) <= 1 and len(counts) <= max(counts, default=0)
 
     @property
     def learner(self) -> Service:

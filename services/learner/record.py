@@ -34,6 +34,7 @@ class _SavedRecord(BaseModel):
 
     elapsed_seconds: float
     env_steps: int
+    frames: int = 0  # older versions save none
     episodes: int
     updates: int
     version: int
@@ -65,6 +66,7 @@ class RunRecord:
     started_at: Seconds  # on the clock of `now`; earlier processes of a resumed run included
     phase: str = "starting"
     env_steps: EnvSteps = 0
+    frames: int = 0  # of the emulator; a resume may change the frame skip
     episodes: int = 0
     updates: int = 0
     version: Version = 0
@@ -100,6 +102,7 @@ class RunRecord:
     def trained(self, *, env_steps: EnvSteps, metrics: Mapping[str, float]) -> None:
         """Count one update on `env_steps`."""
         self.env_steps += env_steps
+        self.frames += env_steps * self.frame_skip
         self.updates += 1
         self._env_steps_before = None
         self.training = dict(metrics)
@@ -223,7 +226,7 @@ class RunRecord:
             "solved_at": self.solved_at,
             "target": self.settings.target.model_dump(include={"mean100", "evaluation", "env_steps"}),
             "env_steps": self.env_steps,
-            "frames": self.env_steps * self.frame_skip,
+            "frames": self.frames,
             "episodes": self.episodes,
             "learner_updates": self.updates,
             "version": self.version,
@@ -250,7 +253,7 @@ class RunRecord:
             **facts,
             "wall_seconds": round(wall, 1),
             "env_steps_per_second": round(rate, 1),
-            "frames_per_second": round(rate * self.frame_skip, 1),
+            "frames_per_second": round(rate * facts["frames"] / max(facts["env_steps"], 1), 1),
             "ledger": stats.ledger,
         }
 
@@ -261,6 +264,7 @@ class RunRecord:
         return {
             "elapsed_seconds": now - self.started_at,
             **{name: getattr(self, name) for name in _SAVED_AS_THEY_ARE},
+            "frames": self.frames,
             "target": self.settings.target.mean100,
             "target_evaluation": self.settings.target.evaluation,
             "evaluations": dict(self.evaluations),
@@ -297,6 +301,7 @@ class RunRecord:
         self._env_steps_before = state["env_steps"]
         for name in _SAVED_AS_THEY_ARE:
             setattr(self, name, state[name])
+        self.frames = state.get("frames", self.env_steps * self.frame_skip)
         target = self.settings.target
         if (state["target"], state["target_evaluation"]) != (target.mean100, target.evaluation):
             self.solved_at = None  # another target is not reached yet

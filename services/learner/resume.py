@@ -34,6 +34,7 @@ from common.runtime.run_directory import RunDirectory
 from services.learner import accounts
 from services.learner.lockstep import Lockstep
 from services.learner.ranks import common_version
+from services.learner.rates import PolicyLag
 from services.learner.record import RunRecord
 from services.learner.saving import facts_of, ranks_of, restore_checkpoint, restore_without_sessions
 from services.learner.startup import Invocation
@@ -61,8 +62,8 @@ def open_state(
     """Return the run's record and session: new, or as the newest good checkpoint left them, and the algorithm with them.
 
     The ranks of a `group` continue from the newest version of which each has a good checkpoint. Where there is none, or one of
-    them is of another number of ranks, rank 0 continues from its own newest, with the ledgers of all ranks, and the others get
-    its weights.
+    them is of another number of ranks, rank 0 continues from its own newest, with the ledgers and the policy lag of all ranks,
+    and the others get its weights.
     """
     settings = invocation.settings
     new = partial(_new_state, invocation, env, group)
@@ -144,7 +145,8 @@ def session_config(
 def _share_state(group: ProcessGroup, record: RunRecord, algorithm: Algorithm, *, known: bool) -> bool:
     """Give all ranks the record and the algorithm's state of rank 0, and return True, where it has a checkpoint (`known`).
 
-    Random streams stay those of each rank: with the same ones, all would draw the same samples and the same noise.
+    Random streams stay those of each rank: with the same ones, all would draw the same samples and the same noise. So does the
+    policy lag: the summary adds up those of all ranks.
     """
     now = time.monotonic()
     shared = {name: value for name, value in algorithm.state_dict().items() if name not in RANDOM_STREAMS}
@@ -155,6 +157,7 @@ def _share_state(group: ProcessGroup, record: RunRecord, algorithm: Algorithm, *
     if data and group.index:
         received = restore_state(json.loads(header), safetensors.torch.load(data))
         record.load_state_dict(received["record"], now)
+        record.lag = PolicyLag()
         algorithm.load_state_dict(received["algorithm"])
     return bool(data)
 

@@ -27,6 +27,7 @@ from common.runtime.process_group import SLOW_TIMEOUT
 from common.units import Seconds, Version
 from services.learner.intake import Intake
 from services.learner.ranks import Agreement
+from services.learner.rates import PolicyLag
 from services.learner.record import RunRecord
 from services.learner.results import Results
 
@@ -94,15 +95,17 @@ class RunCheckpoints:
 
         def collect() -> Any:
             own.append(self._checkpoint())
-            return own[0].counters["session"]["ledger"], self.newest_saved()
+            counters = own[0].counters
+            return counters["session"]["ledger"], counters["record"]["lag"], self.newest_saved()
 
         def save() -> None:
             if agreement.group.index:
                 self.remove_later(common)
-            self.save_checkpoint(replace(own[0], counters={**own[0].counters, "ledgers": ledgers}))
+            self.save_checkpoint(replace(own[0], counters={**own[0].counters, "ledgers": ledgers, "lags": lags}))
 
         collected = self._work_together(agreement, collect)
-        ledgers, common = [ledger for ledger, _ in collected], collected[0][1]
+        ledgers, lags, newest = (list(each) for each in zip(*collected, strict=True))
+        common = newest[0]
         self._work_together(agreement, save if agreement.group.index else _nothing)
         self._work_together(agreement, _nothing if agreement.group.index else save)
 
@@ -209,13 +212,15 @@ def restore_checkpoint(
 
 
 def restore_without_sessions(checkpoint: Checkpoint, *, algorithm: Algorithm, record: RunRecord, session: LearnerSide) -> None:
-    """Restore weights, record and the ledgers of all ranks from rank 0's checkpoint; the sessions of workers end.
+    """Restore weights, record, and ledgers and policy lag of all ranks from rank 0's checkpoint; the sessions of workers end.
 
     All replay memories begin empty: those of the other ranks are not in it, and their rate limits count all inserts.
     """
     record.load_state_dict(checkpoint.counters["record"], time.monotonic())
     algorithm.load_state_dict(checkpoint.state)
     session.saved.load_ledgers(_ledgers_of(checkpoint))
+    if lags := checkpoint.counters.get("lags"):  # a single rank and older versions save none: the record's stays
+        record.lag = PolicyLag.of_ranks(PolicyLag(*lag) for lag in lags)
     same = ranks_of(checkpoint) == record.settings.learner.ranks
     reason = "without a version of which every rank has a checkpoint" if same else "with another number of ranks"
     if checkpoint.replay is not None and record.settings.checkpoint.replay:

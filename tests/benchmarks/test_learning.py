@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from benchmarks.learning import CLAIMS, RESULTS, ROWS, Claim, fingerprint, keep, kept, page, row_of, shown
+from benchmarks.learning import CLAIMS, PAGE, RESULTS, ROWS, Claim, fingerprint, keep, kept, page, row_of, shown
 from common.config.load import find_preset, preset_header, preset_names
 
 pytestmark = pytest.mark.pure
@@ -16,7 +16,7 @@ LEDGER = {"produced": 100, "trained": 90, "queued": 0, "in_flight": 0, "dropped"
 def summary(**changes):
     """Of a run that solved CartPole."""
     result = {
-        "last_evaluation": {"mean": 500.0, "episodes": 10},
+        "last_evaluation": {"mean": 500.0, "episodes": 10, "version": 10},
         "ledger": LEDGER,
         "policy_lag": {"mean": 1.0},
         "target": {"mean100": 475},
@@ -78,7 +78,21 @@ def test_the_page_shows_the_newest_run_of_each_seed_of_the_present_preset(tmp_pa
     assert "475.22" in text
     assert not any(shown in text for shown in ("475.11", "475.33", "475.44"))
     assert "| 2 | **no** |" in text
-    assert "Holds for 1 of 2 seeds" in text
+    assert "Holds for 1 of 2 seeds; seed 3 not run, median" in text
+    assert "Holds for 1 of 1 seeds; seed 1 not run; seed 2 not run, median" in page([row(seed=3)])
+    assert "Holds for 3 of 3 seeds, median" in page([row(seed=seed) for seed in (1, 2, 3)])
+
+
+def test_an_evaluation_of_an_older_policy_than_the_last_is_marked():
+    older = row(seed=2, last_evaluation={"mean": 400.0, "episodes": 10, "version": 9})
+    text = page([row(), older])
+    assert "| 500.00 (10) |" in text
+    assert "| 400.00 (10) (not of the last policy) |" in text
+
+
+def test_the_page_is_what_the_kept_runs_give():
+    """Nothing in it is written by hand: `python -m benchmarks.learning --render` writes it."""
+    assert (RESULTS / PAGE).read_text() == page(kept(RESULTS / ROWS))
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,18 @@ def test_a_run_counts_by_preset_seed_budget_and_settings(trainer, found, is_miss
 
 def test_a_claim_on_another_budget_than_the_tables_is_no_run_of_it():
     (comparison,) = (each for each in tables.TABLES["control"] if each.preset == "cartpole")
-    assert not comparison.accepts(row("cartpole", env_steps=comparison.env_steps))
+    assert comparison.runs([row("cartpole", env_steps=comparison.env_steps)]) == {}
+
+
+def test_no_run_of_a_preset_with_a_target_is_chosen_because_it_failed():
+    """Those that reached it ended early: with them, the runs that the table would have are the failed ones."""
+    (comparison,) = TINY["mujoco"]
+    whole = row(overrides=comparison.overrides, mean100=4_100.0)
+    failed, other, solved = row(), row(seed=2), row(seed=2, env_steps=900_000)
+    assert comparison.runs([failed, other]) == {1: failed, 2: other}
+    assert comparison.runs([failed, solved]) == {}
+    assert comparison.runs([whole, failed, other]) == {1: whole, 2: other}
+    assert comparison.runs([whole, failed, solved]) == {1: whole}
 
 
 def test_what_was_interrupted_continues_and_what_ended_is_kept_once(trainer, command, tmp_path, capsys):

@@ -18,6 +18,7 @@ from common.protocol.ledger import sum_counts
 from common.runtime.checkpoints import CheckpointStore
 from common.runtime.run_directory import RunDirectory
 from services.learner import resume, startup
+from services.learner.rates import PolicyLag
 from tests.ranks import on_every_rank
 from tests.services.test_lockstep import held_up, recipe
 from tests.services.test_whole_run import Colony
@@ -131,7 +132,7 @@ def test_ranks_keep_random_streams_of_their_own_where_their_number_changes(tmp_p
     assert others[0]["replay_rng"] != others[1]["replay_rng"]
 
 
-def test_another_number_of_ranks_continues_with_the_weights_and_the_ledgers_of_all(tmp_path):
+def test_another_number_of_ranks_continues_with_the_weights_ledgers_and_policy_lag_of_all(tmp_path):
     settings = of_ranks(recipe("ppo"))
     runs = trained(settings, tmp_path)
     ledger = sum_counts([run.stats.ledger for run, _ in runs])
@@ -144,6 +145,9 @@ def test_another_number_of_ranks_continues_with_the_weights_and_the_ledgers_of_a
         assert found["trained"] == ledger["trained"]
         assert found["produced"] == ledger["produced"]
         assert found["produced"] == found["trained"] + found["in_flight"] + sum(found["dropped"].values())
+        lag = PolicyLag.of_ranks(record.lag for record, _, _ in continued)
+        assert lag.env_steps == ledger["trained"]
+        assert lag == PolicyLag.of_ranks(run.record.lag for run, _ in runs)
 
 
 def saved_by_two_ranks(folder):

@@ -825,10 +825,14 @@ def test_checkpoints_that_rank_0_cannot_write_take_the_place_of_none_that_all_ra
     assert list(by_version(stores[1].folder)) == [second.record.version, good]
 
 
-def test_each_rank_saves_the_ledgers_of_all(tmp_path):
-    for scene in on_two_ranks(tmp_path, lambda *_: None, every_seconds=20.0):
+def test_each_rank_saves_the_ledgers_and_the_policy_lag_of_all(tmp_path):
+    def prepare(scene, ranks):
+        scene.record.lag.add((1, 5)[ranks.index], 256)
+
+    for scene in on_two_ranks(tmp_path, prepare, every_seconds=20.0):
         assert len(scene.saved) >= 3
         assert all(checkpoint.counters["ledgers"] == [LEDGER, LEDGER] for checkpoint in scene.saved)
+        assert [lag[1] for lag in scene.saved[-1].counters["lags"]] == [1, 5]
 
 
 def test_episodes_that_end_first_solve_no_run_of_several_ranks(tmp_path):

@@ -186,6 +186,20 @@ def test_frames_are_env_steps_times_the_frame_skip():
     assert (summary["env_steps_per_second"], summary["frames_per_second"]) == (40.0, 160.0)
 
 
+def test_frames_of_before_a_resume_are_counted_with_the_frame_skip_of_then():
+    before, after, older = record(frame_skip=4), record(frame_skip=2), record(frame_skip=4)
+    before.trained(env_steps=300, metrics={})
+    state = json.loads(json.dumps(before.state_dict(now=110.0)))
+    after.load_state_dict(state, now=200.0)
+    after.trained(env_steps=100, metrics={})
+    summary = after.summary(STATS, now=210.0)
+    assert (summary["env_steps"], summary["frames"]) == (400, 1400)
+    assert (summary["env_steps_per_second"], summary["frames_per_second"]) == (20.0, 70.0)
+    del state["frames"]
+    older.load_state_dict(state, now=200.0)
+    assert older.summary(STATS, now=210.0)["frames"] == 1200
+
+
 def test_the_status_survives_a_loss_that_is_not_a_number():
     """The status of a diverging run must not fail."""
     run = record()

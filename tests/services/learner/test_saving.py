@@ -13,6 +13,7 @@ from common.errors import ResourceError
 from common.protocol.events import Experience
 from common.runtime.checkpoint_files import Checkpoint
 from common.runtime.checkpoints import STATE_SETTINGS, CheckpointStore
+from services.learner.rates import PolicyLag
 from services.learner.saving import restore_checkpoint, restore_without_sessions
 
 pytestmark = pytest.mark.service
@@ -97,3 +98,14 @@ def test_replay_memories_that_a_resume_of_ranks_loses_are_in_the_log_with_the_re
     (entry,) = caplog.records
     assert (entry.message, entry.rookery_fields) == ("replay_memory_lost", {"reason": reason})
     assert record.lockstep_broken == reason
+
+
+@pytest.mark.parametrize(("lags", "lag"), [([[0, 1, 25.0, 25], [5, 5, 375.0, 75]], (0, 5, 400.0, 100)), (None, (1, 1, 25.0, 25))])
+def test_rank_0_continues_with_the_policy_lag_of_all_ranks(lags, lag):
+    """Checkpoints of older versions have that of the rank alone."""
+    algorithm, record = learner()
+    saved = checkpoint_of(algorithm, record)
+    saved = replace(saved, counters={**saved.counters, "ledgers": [{}, {}]} | ({"lags": lags} if lags else {}))
+    record.lag = PolicyLag(1, 1, 25.0, 25)
+    restore_without_sessions(saved, algorithm=algorithm, record=record, session=SESSION)
+    assert record.lag == PolicyLag(*lag)

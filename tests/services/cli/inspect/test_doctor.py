@@ -94,6 +94,7 @@ def test_a_source_that_keeps_history_is_not_waited_for():
         {"a": learner(0.0, 0.0, 0.0), "b": learner(0.0, 0.0, 0.0)},
         {"a": learner(0.0, 0.0, 0.0, ranks=2.0), "b": learner(0.0, 0.0, 0.0, ranks=2.0, run="r2")},
         {"a": learner(0.0, 0.0, 0.0, ranks=2.0), "b": learner(0.0, 0.0, 0.0, ranks=2.0), "c": learner(0.0, 0.0, 0.0, run="")},
+        {name: learner(0.0, 0.0, 0.0, ranks=2.0, run=run) for name, run in (("a", "r1"), ("b", "r1"), ("c", ""))},
     ],
 )
 def test_a_diagnosis_is_of_one_learner(moment):

@@ -54,6 +54,8 @@ AFTER = {
 }  # fmt: skip
 DEPLOYMENT = compare(BEFORE, AFTER)
 TWO_RUNS = {name: replace(AFTER["learner"], samples={("rookery_run_info", name): 1.0}) for name in ("a", "b")}
+STARTING = sample("learner", 0.0, ranks=1)  # does not know its run yet
+ONE_STARTS = {"a": replace(STARTING, samples={**STARTING.samples, ("rookery_run_info", "a"): 1.0}), "b": STARTING}
 
 
 def cells(name, fleet=DEPLOYMENT):
@@ -199,6 +201,7 @@ def test_a_mean_of_too_few_episodes_is_marked():
         ({"actor-0": AFTER["actor-0"]}, "no learner is among these"),
         ({"learner": sample("learner", 1.0, unreachable="timed out")}, "the learner does not answer: timed out"),
         (TWO_RUNS, "several runs are among these"),
+        (ONE_STARTS, "several runs are among these"),
     ],
 )
 def test_without_a_learner_the_head_says_so(moment, words):
