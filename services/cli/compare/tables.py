@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, TextIO
 
 from rich import box
@@ -195,8 +196,8 @@ def print_runs(runs: Sequence[RunData], *, stdout: TextIO, each: bool = True) ->
 
 
 def print_tables(tables: Sequence[TextTable], *, stdout: TextIO) -> None:
-    """Print tables as wide as the terminal; of a number, what stands in brackets has a line of its own."""
-    console = Console(file=stdout, width=None if stdout.isatty() else PIPE_WIDTH, highlight=False)
+    """Print tables as wide as the terminal, or wider: no word and no number is cut. What stands in brackets has its own line."""
+    width = None if stdout.isatty() else PIPE_WIDTH
     for table in tables:
         words = table.text_columns
         drawn = Table(
@@ -207,8 +208,19 @@ def print_tables(tables: Sequence[TextTable], *, stdout: TextIO) -> None:
             show_edge=False,
             padding=(0, 1, 0, 0),
         )
+        rows = [[*row[:words], *(re.sub(r" (?=[\[(])", "\n", cell) for cell in row[words:])] for row in table.rows]
+        needed = 0
         for index, column in enumerate(table.columns):
-            drawn.add_column(column, justify="left" if index < words else "right", no_wrap=index >= words, overflow="fold")
-        for row in table.rows:
-            drawn.add_row(*map(Text, row[:words]), *(Text(re.sub(r" (?=[\[(])", "\n", cell)) for cell in row[words:]))
-        console.print(drawn)
+            parts = [part for row in rows for part in (row[index].split() if index < words else row[index].splitlines())]
+            least = max(map(len, [*column.split(), *parts]))
+            needed += least + 2  # with the gap to the next one
+            if index < words:
+                drawn.add_column(column, min_width=least, overflow="fold")
+            else:
+                drawn.add_column("\n".join(wrap(column, least)), min_width=least, no_wrap=True, justify="right")
+        for row in rows:
+            drawn.add_row(*map(Text, row))
+        console = Console(file=stdout, width=width, highlight=False)
+        # A table that is wider than the terminal is broken by the terminal; rich would cut it off.
+        console.width = max(console.width, needed)
+        console.print(drawn, crop=False)

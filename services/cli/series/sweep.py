@@ -292,7 +292,6 @@ def _show_best(
         rows.append([place.name, trial.state.name.lower(), *(_param(trial, key) for key in sweep.search), value])
     if rows:
         columns = ["trial", "state", *sweep.search, sweep.goal]
-        # Values of settings are broken like words: many columns of numbers are cut off at the width of the terminal.
         table = TextTable(title=f"Trials by {sweep.goal}", columns=columns, rows=rows, text_columns=len(columns) - 1)
         print_tables([table], stdout=stdout)
     if complete:
