@@ -56,7 +56,7 @@ def labels_table(groups: Sequence[Configuration]) -> TextTable:
 
 
 def configurations_table(groups: Sequence[Configuration]) -> TextTable:
-    """Return one row for each configuration: interquartile means over its seeds, with 95 % intervals.
+    """Return one row for each configuration: interquartile means over its `counted_runs`, with 95 % intervals.
 
     Beside a mean over fewer runs than the configuration has stands their number, and beside "solved" that of the unfinished ones.
     """
@@ -64,14 +64,24 @@ def configurations_table(groups: Sequence[Configuration]) -> TextTable:
     return TextTable(title="Results", columns=columns, rows=[_configuration_row(group) for group in groups])
 
 
+def counted_runs(runs: Sequence[RunData]) -> Sequence[RunData]:
+    """Return the runs of a configuration over which its means are: those that have finished, or all where none has.
+
+    The return at which a run was stopped or killed, or is now, is not one of the whole budget.
+    """
+    return [run for run in runs if result(run) not in _UNFINISHED] or runs
+
+
 def _configuration_row(group: Configuration) -> list[str]:
-    def over(*keys: str, among: Sequence[RunData] = group.runs) -> Estimate | None:
+    among = counted_runs(group.runs)
+
+    def over(*keys: str, among: Sequence[RunData] = among) -> Estimate | None:
         return estimate([value for run in among if (value := run.number(*keys)) is not None])
 
     def counted(found: Estimate | None, text: str = "") -> str:
         return (text or shown(found)) + (f" (by {found.count} of {runs})" if found and found.count < runs else "")
 
-    solved_runs, runs = [run for run in group.runs if is_solved(run.summary, _target(run))], len(group.runs)
+    solved_runs, runs = [run for run in group.runs if reached_target(run)], len(group.runs)
     reached = over("solved_at", "env_steps", among=solved_runs)
     unfinished = sum(result(run) in _UNFINISHED for run in group.runs)
     solved = f"{reached.count if reached else 0} of {runs}" if has_score(_target(group.runs[0])) else NONE
@@ -79,7 +89,7 @@ def _configuration_row(group: Configuration) -> list[str]:
     return [
         str(group.number),
         solved + (f" ({unfinished} not finished)" if unfinished else ""),
-        counted(over("mean100")) + remark_on_mean(group.runs),
+        counted(over("mean100")) + remark_on_mean(among),
         counted(over("last_evaluation", "mean")),
         counted(reached),
         counted(seconds, number(seconds.value / 60) if seconds else NONE),
@@ -160,6 +170,11 @@ def result(run: RunData) -> str:
     if not run.summary:
         return _UNFINISHED[0]
     return own_end(run.summary, _target(run)) or _UNFINISHED[1]
+
+
+def reached_target(run: RunData) -> bool:
+    """Return whether the run ended because it reached its target score."""
+    return is_solved(run.summary, _target(run))
 
 
 def _target(run: RunData) -> dict[str, Any]:

@@ -3,11 +3,15 @@
 import json
 import os
 import re
+from datetime import datetime
 from html.parser import HTMLParser
 
 import pytest
 
 from services.cli.app import main
+from services.cli.compare import report
+from services.cli.compare.runs import read_runs
+from services.cli.compare.statistics import band
 
 pytestmark = pytest.mark.service
 
@@ -112,6 +116,7 @@ def many(tmp_path, write_run, monkeypatch):
             write_run(
                 tmp_path / "many" / f"t{number:02}-{seed}",
                 f"run.seed={seed}",
+                "target.env_steps=98_765",
                 f"algorithm.learning_rate={0.001 + number / 1e5:.5f}",
                 f"algorithm.gamma={0.9 + number / 1e3:.3f}",
                 curve=[(5, 100, 20, None)],
@@ -142,25 +147,36 @@ def test_env_steps_to_the_target_say_of_how_many_runs_they_are(many, capsys):
     assert capsys.readouterr().out.count("(by 1 of 2)") == 15
 
 
-def test_runs_that_did_not_end_or_left_no_result_are_counted(tmp_path, write_run, capsys):
-    """Two whole runs and one stopped at a tenth against one whole run and two killed: means over three and over one."""
+def test_runs_that_have_not_finished_count_only_where_none_has(tmp_path, write_run, capsys):
+    """A run that was stopped at a tenth counted in the means of two whole ones, and one that was killed did not."""
     whole = {"env_steps": 1000, "mean100": 500.0, "last_evaluation": {"mean": 500.0}}
     whole |= {"wall_seconds": 60.0, "env_steps_per_second": 17.0, "policy_lag": {"mean": 1.0}}
+    stopped, killed = whole | {"env_steps": 100, "mean100": 50.0}, {}
     budget, curve = "target.env_steps=1000", [(1.0, 100, 50.0, None)]
-    for epochs, summaries in ((4, (whole, whole, whole | {"env_steps": 100, "mean100": 50.0})), (5, (whole, {}, {}))):
+    for epochs, summaries in ((4, (whole, whole, stopped)), (5, (whole, killed, killed)), (6, (stopped, stopped, killed))):
         for seed, summary in enumerate(summaries):
             place = tmp_path / "runs" / f"e{epochs}-{seed}"
-            write_run(place, budget, f"run.seed={seed}", f"algorithm.epochs={epochs}", curve=curve * (seed < 2), **summary)
+            write_run(place, budget, f"run.seed={seed}", f"algorithm.epochs={epochs}", curve=curve, **summary)
     assert main(["compare", str(tmp_path / "runs")]) == 0
     lines = [line.split() for line in capsys.readouterr().out.partition("Results")[2].splitlines()]
-    first, second = (next(line for line in lines if line[:1] == [number]) for number in "12")
-    assert first[:5] == ["1", "0", "of", "3", "350"]
-    assert second[:5] == ["2", "0", "of", "3", "500"]
     remarks = [" ".join(line) for line in lines]
-    assert any("(1 not finished)" in line and "(by" not in line for line in remarks)
-    assert any("(2 not finished)" in line and line.count("(by 1 of 3)") == 5 for line in remarks)
+    for number, mean, unfinished, counted in (("1", "500", 1, 2), ("2", "500", 2, 1), ("3", "50", 3, 2)):
+        assert next(line for line in lines if line[:1] == [number])[:5] == [number, "0", "of", "3", mean]
+        assert any(f"({unfinished} not finished)" in line or line.count(f"(by {counted} of 3)") == 5 for line in remarks)
+    assert sum(line.count("(by 2 of 3)") for line in remarks) == 10
     assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report.html")]) == 0
-    assert ", N = 2 of 3" in (tmp_path / "report.html").read_text()
+    assert re.findall(r", N = ([^<]+)", (tmp_path / "report.html").read_text()) == ["2 of 3", "1 of 3", "3"]
+
+
+def test_only_a_run_that_reached_its_target_keeps_its_last_return_in_the_mean(tmp_path, write_run, monkeypatch):
+    seen = []
+    monkeypatch.setattr(report, "band", lambda curves, held: seen.append((curves, held)) or band(curves, held=held))
+    ends = ({"solved": True, "env_steps": 500}, {"env_steps": 1000}, {"env_steps": 600})
+    for seed, ended in enumerate(ends):
+        curve = [(1.0, 100, 50.0, None), (5.0, ended["env_steps"], 480.0, None)]
+        write_run(tmp_path / f"s{seed}", f"run.seed={seed}", "target.env_steps=1000", curve=curve, **ended)
+    report.render(read_runs([tmp_path]), now=datetime.now().astimezone())
+    assert [(x, held) for (x, _), held in zip(*seen[0], strict=True)] == [([100, 500], True), ([100, 1000], False)]
 
 
 def test_a_summary_of_before_a_resume_is_no_result(tmp_path, write_run, capsys):

@@ -43,21 +43,32 @@ def test_one_seed_has_no_interval_and_none_no_estimate():
     assert estimate([]) is None
 
 
-def test_a_band_begins_where_all_curves_have_begun_and_keeps_last_values():
-    found = band([([0.0, 10.0], [0.0, 10.0]), ([4.0, 8.0], [2.0, 6.0])], points=7)
+CURVES = [([0.0, 10.0], [0.0, 10.0]), ([4.0, 8.0], [2.0, 6.0])]
+
+
+def test_a_band_begins_where_all_curves_have_begun_and_keeps_the_last_values_that_are_held():
+    found = band(CURVES, held=[False, True], points=7)
     assert found.x.tolist() == [4, 5, 6, 7, 8, 9, 10]
     assert found.value.tolist() == [3, 4, 5, 6, 7, 7.5, 8]
     assert found.low.tolist() == [2, 3, 4, 5, 6, 6, 6]
     assert found.high.tolist() == [4, 5, 6, 7, 8, 9, 10]
 
 
+def test_a_band_ends_where_the_first_curve_ends_that_is_not_held():
+    """A run that was killed at 20 % was drawn flat to the end."""
+    found = band([*CURVES, ([0.0, 6.0], [0.0, 6.0])], held=[False, True, False], points=3)
+    assert (found.x.tolist(), found.value.tolist(), found.count) == ([4, 5, 6], [10 / 3, 13 / 3, 16 / 3], 3)
+    assert band([*CURVES, ([0.0, 3.0], [0.0, 6.0])], held=[True, True, False]).count == 0
+    assert band([*CURVES, ([0.0, 3.0], [0.0, 6.0])], held=[True, True, True]).x[-1] == 10
+
+
 def test_a_band_does_not_depend_on_the_order_of_the_points():
     """Two evaluators: the slow one reports an older policy later."""
-    mixed = band([([1.0, 3.0, 2.0, 4.0], [10.0, 200.0, 100.0, 300.0])], points=7)
+    mixed = band([([1.0, 3.0, 2.0, 4.0], [10.0, 200.0, 100.0, 300.0])], held=[False], points=7)
     assert mixed.x.tolist() == [1, 1.5, 2, 2.5, 3, 3.5, 4]
     assert mixed.value.tolist() == [10, 55, 100, 150, 200, 250, 300]
 
 
 def test_curves_without_points_are_left_out_of_a_band():
-    assert band([([], [])]) is None
-    assert band([([], []), ([1.0, 2.0], [3.0, 5.0])], points=2).value.tolist() == [3, 5]
+    assert band([([], [])], held=[False]).count == 0
+    assert band([([], []), ([1.0, 2.0], [3.0, 5.0])], held=[False, False], points=2).value.tolist() == [3, 5]
