@@ -51,6 +51,7 @@ def render(runs: Sequence[RunData], *, now: datetime) -> str:
     return environment.from_string(template).render(
         title=", ".join(dict.fromkeys(group.runs[0].preset for group in groups)),
         summaries=[tables.labels_table(groups), tables.configurations_table(groups)],
+        notes=tables.notes(groups),
         figures=[(name, Markup(draw_returns(alike))) for name, alike in by_env.items()],  # noqa: S704  our own SVG, text escaped
         tables=[table for table in shown if table.rows],
         commands=[(run.path.name, run.command) for group in groups for run in group.runs if run.command],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class RunData:
     summary: Mapping[str, Any]
     command: str
     settings_changed: Sequence[Mapping[str, Any]] = ()  # at resumes
+    copies: Sequence[Path] = ()  # of the same run, which do not count
 
     @property
     def seed(self) -> int:
@@ -79,7 +80,8 @@ class Configuration:
 def read_runs(paths: Iterable[Path], *, copies: Iterable[Path] = ()) -> list[RunData]:
     """Return the runs in `paths`, each a run directory or a folder of such, and in the run directories `copies`, each run once.
 
-    A copy of a run that is in `paths` does not count. Raises `ConfigError` where a path holds no run.
+    Of a run and its copies, wherever they are, the one with the longest curve counts. Raises `ConfigError` where a path holds no
+    run.
     """
     found: dict[Path, RunData] = {}
     for path in paths:
@@ -90,16 +92,24 @@ def read_runs(paths: Iterable[Path], *, copies: Iterable[Path] = ()) -> list[Run
             wanted = "a run directory, with a config.yaml, or a folder of such"
             raise ConfigError(f"no run in {path}", found=what, wanted=wanted)
         found |= {folder.resolve(): read_run(folder) for folder in inside}
-    known = set(map(_identity, found.values()))
-    return [*found.values(), *(run for run in map(read_run, dict.fromkeys(copies)) if _identity(run) not in known)]
+    equal: dict[str, list[RunData]] = {}
+    for run in (*found.values(), *map(read_run, dict.fromkeys(copies))):
+        equal.setdefault(_identity(run), []).append(run)
+    return [_longest(runs) for runs in equal.values()]
+
+
+def _longest(copies: Sequence[RunData]) -> RunData:
+    longest = max(copies, key=lambda run: len(run.curve))
+    return replace(longest, copies=[run.path for run in copies if run is not longest])
 
 
 def _identity(run: RunData) -> str:
-    """Return what a run has in common with its copies: id, seed and settings.
+    """Return what a run has in common with its copies alone: id, seed and first point, whose wall-clock time no other run has.
 
     The id alone is not enough: in versions before, runs that began with the config.yaml of another run had its id.
     """
-    return f"{run.settings.get('run.id')} {run.seed} {_compared_text(run)}"
+    run_id = run.settings.get("run.id")
+    return f"{run_id} {run.seed} {[*run.curve[0].values()] if run.curve else ''}" if run_id else str(run.path.resolve())
 
 
 def _compared_text(run: RunData) -> str:

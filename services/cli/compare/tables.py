@@ -199,15 +199,28 @@ def _ledger_row(group: Configuration, run: RunData) -> list[str]:
     return [str(group.number), str(run.seed), *map(number, parts), number(lost if ledger else None), reasons, number(unaccounted)]
 
 
+def notes(groups: Sequence[Configuration]) -> list[str]:
+    """Return sentences on which runs are behind the values of `groups`."""
+    found = [
+        f"configuration {group.number}: {len(group.runs)} runs have only {seeds} different seeds"
+        for group in groups
+        if (seeds := len({run.seed for run in group.runs})) < len(group.runs)
+    ]
+    copied = [run for group in groups for run in group.runs if run.copies]
+    return found + [f"left out, as copies of {run.path}: {', '.join(map(str, run.copies))}" for run in copied]
+
+
 PIPE_WIDTH = 120  # columns of text where the output is no terminal
 
 
 def print_runs(runs: Sequence[RunData], *, stdout: TextIO, each: bool = True) -> None:
-    """Print the configurations of `runs`, their results and the settings that differ; with `each` also a row for each run."""
+    """Print the configurations of `runs`, results, settings that differ, and notes; with `each` also a row for each run."""
     groups = configurations(runs)
     tables = [runs_table(groups)] if each else []
     tables += [labels_table(groups), configurations_table(groups), settings_table(groups)]
     print_tables([table for table in tables if table.rows], stdout=stdout)
+    for note in notes(groups):
+        print(note, file=stdout)
 
 
 def print_tables(tables: Sequence[TextTable], *, stdout: TextIO) -> None:

@@ -216,9 +216,23 @@ def test_a_run_and_its_copy_are_one_run(tmp_path, write_run, monkeypatch, capsys
     shown = " ".join(capsys.readouterr().out.split())
     assert "0 of 2" in shown
     assert "123" not in shown
-    write_run(tmp_path / "runs" / "again", "run.seed=1", "run.id=same", env_steps=20_000, mean100=400.0)  # by its config.yaml
-    assert main(["compare", str(tmp_path / "runs")]) == 0
-    assert "0 of 3" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_and_its_backup_are_one_run_and_equal_seeds_are_named(tmp_path, write_run, capsys):
+    """Two runs and their backup were three seeds."""
+    at = {"mine": 3.1, "mine-backup": 3.1, "again": 4.0, "two": 3.5}  # seconds at the first point
+    for name, seconds in at.items():
+        rows = [(seconds, 100, 20, None), (9.0, 200, 30, None)][: 1 if name == "mine" else 2]
+        write_run(tmp_path / name, f"run.seed={1 + (name == 'two')}", "run.id=same", curve=rows, env_steps=200, mean100=400.0)
+    assert main(["compare", str(tmp_path / "mine"), str(tmp_path / "mine-backup"), str(tmp_path / "two")]) == 0
+    shown = " ".join((out := capsys.readouterr().out).split())
+    assert "0 of 2" in shown
+    assert f"left out, as copies of {tmp_path / 'mine-backup'}: {tmp_path / 'mine'}\n" in out  # which has fewer points
+    assert "seeds" not in shown
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    shown = (tmp_path / "r.html").read_text()
+    assert "configuration 1: 3 runs have only 2 different seeds" in shown  # `again` began with the config.yaml of `mine`
+    assert f"left out, as copies of {tmp_path / 'mine-backup'}: {tmp_path / 'mine'}<" in shown
 
 
 def test_the_names_of_the_configurations_stand_below_the_plots(many):
