@@ -17,7 +17,7 @@ from rich.text import Text
 from common.config.sections import TargetSettings
 from services.cli.compare.runs import Configuration, RunData, configurations, differing_settings
 from services.cli.compare.statistics import Estimate, estimate
-from services.cli.train.outcome import has_score, is_solved, own_end
+from services.cli.train.outcome import has_score, is_evaluation_older, is_solved, own_end
 from services.cli.train.view import FULL_MEAN, mean_remark
 
 NONE = "-"
@@ -90,7 +90,7 @@ def _configuration_row(group: Configuration) -> list[str]:
         str(group.number),
         solved + (f" ({unfinished} not finished)" if unfinished else ""),
         counted(over("mean100")) + remark_on_mean(among),
-        counted(over("last_evaluation", "mean")),
+        counted(over("last_evaluation", "mean")) + remark_on_evaluation(among),
         counted(reached),
         counted(seconds, number(seconds.value / 60) if seconds else NONE),
         counted(rate, number(round(rate.value)) if rate else NONE),
@@ -102,6 +102,13 @@ def remark_on_mean(runs: Sequence[RunData]) -> str:
     """Return the remark on mean100 of the run with the fewest episodes, and of that with the most environments without one."""
     few = min((count for run in runs if (count := run.number("mean100_episodes"))), default=FULL_MEAN)
     return mean_remark(few, max(run.number("environments_unfinished") or 0 for run in runs))
+
+
+def remark_on_evaluation(runs: Sequence[RunData]) -> str:
+    """Return of how many runs the last evaluation is of an older policy, whose games were not over in time; "" for none."""
+    older = sum(is_evaluation_older(run.summary) for run in runs)
+    share = f"{older} of {len(runs)} " if len(runs) > 1 else ""
+    return f" ({share}not of the last policy)" if older else ""
 
 
 def _changes_remark(runs: Sequence[RunData]) -> str:
@@ -160,7 +167,7 @@ def _run_row(group: Configuration, run: RunData) -> list[str]:
         number(None if seconds is None else seconds / 60),
         number(None if rate is None else round(rate)),
         number(run.number("mean100")) + remark_on_mean([run]),
-        number(run.number("last_evaluation", "mean")),
+        number(run.number("last_evaluation", "mean")) + remark_on_evaluation([run]),
         number(run.number("policy_lag", "mean")),
     ]
 

@@ -193,6 +193,17 @@ def test_a_mean_of_fewer_than_100_episodes_says_so(many, capsys):
     assert shown.count("(of 7 episodes)") == 1
 
 
+def test_an_evaluation_of_an_older_policy_says_so(tmp_path, write_run, capsys):
+    """Its games were not over within a minute of the end of the run."""
+    for seed, version in ((1, 3), (2, 500), (3, 500)):
+        ended = {"last_evaluation": {"mean": 475.0, "version": version}, "version": 500, "env_steps": 1000}
+        write_run(tmp_path / f"s{seed}", f"run.seed={seed}", "target.env_steps=1000", **ended)
+    assert main(["compare", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("(1 of 3 not of the last policy)") == 1
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    assert (tmp_path / "r.html").read_text().count("475 (not of the last policy)") == 1
+
+
 def test_a_run_that_was_resumed_with_other_settings_says_so(tmp_path, write_run, capsys):
     """By its last settings it is of this configuration, and half of it had others."""
     change = "algorithm.learning_rate was 0.001, is 1e-05"
