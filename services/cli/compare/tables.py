@@ -16,7 +16,7 @@ from rich.text import Text
 
 from common.config.sections import TargetSettings
 from services.cli.compare.runs import Configuration, RunData, configurations, differing_settings
-from services.cli.compare.statistics import Estimate, estimate
+from services.cli.compare.statistics import COVERAGE, Estimate, estimate
 from services.cli.train.outcome import has_score, is_evaluation_older, is_solved, own_end
 from services.cli.train.view import FULL_MEAN, mean_remark
 
@@ -207,14 +207,18 @@ def _ledger_row(group: Configuration, run: RunData) -> list[str]:
 
 
 def notes(groups: Sequence[Configuration]) -> list[str]:
-    """Return sentences on which runs are behind the values of `groups`."""
+    """Return sentences on which runs are behind the values of `groups`, and on what their intervals are worth."""
     found = [
         f"configuration {group.number}: {len(group.runs)} runs have only {seeds} different seeds"
         for group in groups
         if (seeds := len({run.seed for run in group.runs})) < len(group.runs)
     ]
     copied = [run for group in groups for run in group.runs if run.copies]
-    return found + [f"left out, as copies of {run.path}: {', '.join(map(str, run.copies))}" for run in copied]
+    found += [f"left out, as copies of {run.path}: {', '.join(map(str, run.copies))}" for run in copied]
+    if any(len(counted_runs(group.runs)) in COVERAGE for group in groups):
+        shares = ", ".join(f"{share} % over {count}" for count, share in COVERAGE.items())
+        found.append(f"95 % intervals over few seeds contain the true mean less often: {shares}")
+    return found
 
 
 PIPE_WIDTH = 120  # columns of text where the output is no terminal

@@ -204,6 +204,16 @@ def test_an_evaluation_of_an_older_policy_says_so(tmp_path, write_run, capsys):
     assert (tmp_path / "r.html").read_text().count("475 (not of the last policy)") == 1
 
 
+@pytest.mark.parametrize(("seeds", "said"), [(1, 0), (3, 1), (6, 0)])
+def test_comparisons_say_what_an_interval_of_few_seeds_is_worth(tmp_path, write_run, capsys, seeds, said):
+    for seed in range(seeds):
+        write_run(tmp_path / f"s{seed}", f"run.seed={seed}", env_steps=1000, mean100=10.0 * seed)
+    assert main(["compare", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("73 % over 3,") == said
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    assert (tmp_path / "r.html").read_text().count("73 % over 3,") == said
+
+
 def test_a_run_that_was_resumed_with_other_settings_says_so(tmp_path, write_run, capsys):
     """By its last settings it is of this configuration, and half of it had others."""
     change = "algorithm.learning_rate was 0.001, is 1e-05"
@@ -239,7 +249,7 @@ def test_a_run_and_its_backup_are_one_run_and_equal_seeds_are_named(tmp_path, wr
     shown = " ".join((out := capsys.readouterr().out).split())
     assert "0 of 2" in shown
     assert f"left out, as copies of {tmp_path / 'mine-backup'}: {tmp_path / 'mine'}\n" in out  # which has fewer points
-    assert "seeds" not in shown
+    assert "different seeds" not in shown
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
     shown = (tmp_path / "r.html").read_text()
     assert "configuration 1: 3 runs have only 2 different seeds" in shown  # `again` began with the config.yaml of `mine`

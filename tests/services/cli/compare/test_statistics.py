@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from services.cli.compare.statistics import band, estimate, interquartile_mean, interval
+from services.cli.compare.statistics import COVERAGE, band, estimate, interquartile_mean, interval
 
 pytestmark = pytest.mark.pure
 
@@ -28,6 +28,12 @@ def test_the_interval_covers_the_mean_as_often_as_it_says():
     samples = rng.normal(size=(20, 300))
     low, high = interval(samples)
     assert 0.88 < np.mean((low <= 0.0) & (high >= 0.0)) < 0.98
+
+
+@pytest.mark.parametrize("count", COVERAGE)
+def test_the_interval_of_few_seeds_covers_the_mean_as_often_as_a_comparison_says(count):
+    low, high = interval(np.random.default_rng(2).normal(size=(count, 800)))
+    assert 100 * np.mean((low <= 0.0) & (high >= 0.0)) == pytest.approx(COVERAGE[count], abs=4)
 
 
 def test_the_interval_of_three_seeds_is_as_wide_as_they_are():
