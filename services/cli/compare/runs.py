@@ -13,6 +13,7 @@ from common.config.layers import leaves, parse_yaml
 from common.config.schema import Settings
 from common.errors import ConfigError
 from common.runtime.run_directory import RunDirectory, run_folders
+from services.cli.series.grid import SERIES_FILE, members
 from services.cli.train.outcome import curve_points, read_curve
 
 MAX_LABEL_SETTINGS = 4  # named in the label of a configuration; the table of settings has all
@@ -133,6 +134,19 @@ def read_run(path: Path) -> RunData:
         summary = {}  # of an earlier end: the run was resumed, and goes on or was killed
     command = _text(directory.command).strip()
     return RunData(path=path, settings=settings, curve=curve, summary=summary, command=command, settings_changed=changed)
+
+
+def unbegun_members(series: Path) -> tuple[list[str], int]:
+    """Return the names of the runs that have not begun of the series in the folder `series`, and how many runs it has.
+
+    Without a series, or where its file cannot be read, there are none: the runs that have begun can be compared.
+    """
+    try:
+        values = json.loads(_text(series / SERIES_FILE) or "{}")
+        names = [member.name for member in members(values.get("grid", {}), values.get("seeds", ()))]
+    except (OSError, ValueError, AttributeError, TypeError, ConfigError):
+        return [], 0
+    return [name for name in names if not RunDirectory(series / name).begun], len(names)
 
 
 def _text(path: Path) -> str:

@@ -15,12 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from common.config.sections import TargetSettings
-from services.cli.compare.runs import Configuration, RunData, configurations, differing_settings
+from services.cli.compare.runs import Configuration, RunData, configurations, differing_settings, unbegun_members
 from services.cli.compare.statistics import COVERAGE, Estimate, estimate
 from services.cli.train.outcome import has_score, is_evaluation_older, is_solved, own_end
 from services.cli.train.view import FULL_MEAN, mean_remark
 
 NONE = "-"
+MAX_NAMES = 8  # of runs, in a note
 _UNFINISHED = "no result yet", "not finished"
 
 
@@ -215,6 +216,11 @@ def notes(groups: Sequence[Configuration]) -> list[str]:
     ]
     copied = [run for group in groups for run in group.runs if run.copies]
     found += [f"left out, as copies of {run.path}: {', '.join(map(str, run.copies))}" for run in copied]
+    for series in dict.fromkeys(run.path.parent for group in groups for run in group.runs):
+        left, count = unbegun_members(series)
+        if left:
+            names = ", ".join(left[:MAX_NAMES]) + (", ..." if left[MAX_NAMES:] else "")
+            found.append(f"{len(left)} of the {count} runs of the series {series} have not begun: {names}")
     if any(len(counted_runs(group.runs)) in COVERAGE for group in groups):
         shares = ", ".join(f"{share} % over {count}" for count, share in COVERAGE.items())
         found.append(f"95 % intervals over few seeds contain the true mean less often: {shares}")

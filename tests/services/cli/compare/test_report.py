@@ -214,6 +214,21 @@ def test_comparisons_say_what_an_interval_of_few_seeds_is_worth(tmp_path, write_
     assert (tmp_path / "r.html").read_text().count("73 % over 3,") == said
 
 
+def test_runs_of_a_series_that_have_not_begun_are_named(tmp_path, write_run, capsys):
+    write_run(tmp_path / "series" / "epochs=4-s1", "run.seed=1", "algorithm.epochs=4")
+    file = tmp_path / "series" / "series.json"
+    file.write_text(json.dumps({"grid": {"algorithm.epochs": ["4", "8"]}, "seeds": [1, 2]}))
+    note = f"3 of the 4 runs of the series {file.parent} have not begun: epochs=4-s2, epochs=8-s1, epochs=8-s2"
+    assert main(["compare", str(tmp_path)]) == 0
+    assert note in capsys.readouterr().out
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    assert note in (tmp_path / "r.html").read_text()
+    for text in ("[1]", "{", '{"grid": {"a": 3}, "seeds": [1]}'):  # the run can be compared all the same
+        file.write_text(text)
+        assert main(["compare", str(tmp_path)]) == 0
+        assert "begun" not in capsys.readouterr().out
+
+
 def test_a_run_that_was_resumed_with_other_settings_says_so(tmp_path, write_run, capsys):
     """By its last settings it is of this configuration, and half of it had others."""
     change = "algorithm.learning_rate was 0.001, is 1e-05"
