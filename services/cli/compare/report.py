@@ -51,6 +51,7 @@ def render(runs: Sequence[RunData], *, now: datetime) -> str:
     return environment.from_string(template).render(
         title=", ".join(dict.fromkeys(group.runs[0].preset for group in groups)),
         summaries=[tables.labels_table(groups), tables.configurations_table(groups)],
+        notes=tables.notes(groups),
         figures=[(name, Markup(draw_returns(alike))) for name, alike in by_env.items()],  # noqa: S704  our own SVG, text escaped
         tables=[table for table in shown if table.rows],
         commands=[(run.path.name, run.command) for group in groups for run in group.runs if run.command],
@@ -96,10 +97,10 @@ def draw_returns(groups: Sequence[Configuration]) -> str:
 def _draw_bands(axes: Axes, groups: Sequence[Configuration], *, x: str, y: str, unit: float) -> None:
     targets = {group.settings.get("target.mean100") for group in groups}
     for index, group in enumerate(groups):
-        curves = [run.points(x, y) for run in group.runs]
-        found = band(curves)
-        if found is None:
+        curves, counted = [run.points(x, y) for run in group.runs], tables.counted_runs(group.runs)
+        if not any(xs for xs, _ in curves):
             continue
+        found = band([run.points(x, y) for run in counted], held=[tables.reached_target(run) for run in counted])
         color, stroke = f"C{index % 10}", "-:"[index // 10 % 2]  # after ten configurations the colors begin anew
         number = f"{found.count}" if found.count == len(group.runs) else f"{found.count} of {len(group.runs)}"
         label = shorten(f"{group.number}. {group.label}", LEGEND_WIDTH) + f", N = {number}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from common.config.layers import leaves, parse_yaml
 from common.config.schema import Settings
 from common.errors import ConfigError
 from common.runtime.run_directory import RunDirectory, run_folders
+from services.cli.series.grid import SERIES_FILE, members
 from services.cli.train.outcome import curve_points, read_curve
 
 MAX_LABEL_SETTINGS = 4  # named in the label of a configuration; the table of settings has all
@@ -34,6 +35,7 @@ class RunData:
     summary: Mapping[str, Any]
     command: str
     settings_changed: Sequence[Mapping[str, Any]] = ()  # at resumes
+    copies: Sequence[Path] = ()  # of the same run, which do not count
 
     @property
     def seed(self) -> int:
@@ -79,7 +81,8 @@ class Configuration:
 def read_runs(paths: Iterable[Path], *, copies: Iterable[Path] = ()) -> list[RunData]:
     """Return the runs in `paths`, each a run directory or a folder of such, and in the run directories `copies`, each run once.
 
-    A copy of a run that is in `paths` does not count. Raises `ConfigError` where a path holds no run.
+    Of a run and its copies, wherever they are, the one with the longest curve counts. Raises `ConfigError` where a path holds no
+    run.
     """
     found: dict[Path, RunData] = {}
     for path in paths:
@@ -90,16 +93,24 @@ def read_runs(paths: Iterable[Path], *, copies: Iterable[Path] = ()) -> list[Run
             wanted = "a run directory, with a config.yaml, or a folder of such"
             raise ConfigError(f"no run in {path}", found=what, wanted=wanted)
         found |= {folder.resolve(): read_run(folder) for folder in inside}
-    known = set(map(_identity, found.values()))
-    return [*found.values(), *(run for run in map(read_run, dict.fromkeys(copies)) if _identity(run) not in known)]
+    equal: dict[str, list[RunData]] = {}
+    for run in (*found.values(), *map(read_run, dict.fromkeys(copies))):
+        equal.setdefault(_identity(run), []).append(run)
+    return [_longest(runs) for runs in equal.values()]
+
+
+def _longest(copies: Sequence[RunData]) -> RunData:
+    longest = max(copies, key=lambda run: len(run.curve))
+    return replace(longest, copies=[run.path for run in copies if run is not longest])
 
 
 def _identity(run: RunData) -> str:
-    """Return what a run has in common with its copies: id, seed and settings.
+    """Return what a run has in common with its copies alone: id, seed and first point, whose wall-clock time no other run has.
 
     The id alone is not enough: in versions before, runs that began with the config.yaml of another run had its id.
     """
-    return f"{run.settings.get('run.id')} {run.seed} {_compared_text(run)}"
+    run_id = run.settings.get("run.id")
+    return f"{run_id} {run.seed} {[*run.curve[0].values()] if run.curve else ''}" if run_id else str(run.path.resolve())
 
 
 def _compared_text(run: RunData) -> str:
@@ -123,6 +134,19 @@ def read_run(path: Path) -> RunData:
         summary = {}  # of an earlier end: the run was resumed, and goes on or was killed
     command = _text(directory.command).strip()
     return RunData(path=path, settings=settings, curve=curve, summary=summary, command=command, settings_changed=changed)
+
+
+def unbegun_members(series: Path) -> tuple[list[str], int]:
+    """Return the names of the runs that have not begun of the series in the folder `series`, and how many runs it has.
+
+    Without a series, or where its file cannot be read, there are none: the runs that have begun can be compared.
+    """
+    try:
+        values = json.loads(_text(series / SERIES_FILE) or "{}")
+        names = [member.name for member in members(values.get("grid", {}), values.get("seeds", ()))]
+    except (OSError, ValueError, AttributeError, TypeError, ConfigError):
+        return [], 0
+    return [name for name in names if not RunDirectory(series / name).begun], len(names)
 
 
 def _text(path: Path) -> str:

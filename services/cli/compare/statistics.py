@@ -20,6 +20,8 @@ TRIMMED = 0.25  # share of the values cut at each end by the interquartile mean
 CONFIDENCE = 0.95
 RESAMPLES = 2_000
 CURVE_POINTS = 100
+COVERAGE = {2: 49, 3: 73, 4: 88, 5: 90}
+"""How many of 100 intervals contain the true mean, by the number of values, which are normally distributed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +85,22 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     return Estimate(value, float(low[0]), float(high[0]), len(values))
 
 
-def band(curves: Sequence[tuple[Sequence[float], Sequence[float]]], *, points: int = CURVE_POINTS) -> Band | None:
-    """Return the band of `curves`, pairs of x and y, over the range from the latest start to the latest end.
+def band(curves: Sequence[tuple[Sequence[float], Sequence[float]]], *, held: Sequence[bool], points: int = CURVE_POINTS) -> Band:
+    """Return the band of `curves`, pairs of x and y, over the range in which all of them have a value; without one it is empty.
 
-    Between its points a curve is a straight line; after its end it keeps its last value. None without a point.
+    Between its points a curve is a straight line. After its end it keeps its last value where it is `held`, and has none else.
     """
     # A late evaluation is of an older policy than the row before, and after a kill the time goes on from the checkpoint.
     known = [_sorted(np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)) for x, y in curves if len(x)]
+    empty = np.empty(0)
+    nothing = Band(empty, empty, empty, empty, 0)
     if not known:
-        return None
-    start, end = max(x[0] for x, _ in known), max(x[-1] for x, _ in known)
-    grid = np.linspace(start, max(start, end), points)
+        return nothing
+    ends = [max(x) for (x, _), stays in zip(curves, held, strict=True) if len(x) and not stays]
+    start, end = max(x[0] for x, _ in known), min(ends, default=max(x[-1] for x, _ in known))
+    if end < start:
+        return nothing
+    grid = np.linspace(start, end, points)
     values = np.stack([np.interp(grid, x, y) for x, y in known])
     low, high = interval(values) if len(known) > 1 else (values[0], values[0])
     return Band(grid, interquartile_mean(values), low, high, len(known))

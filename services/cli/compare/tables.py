@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, TextIO
 
 from rich import box
@@ -14,12 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from common.config.sections import TargetSettings
-from services.cli.compare.runs import Configuration, RunData, configurations, differing_settings
-from services.cli.compare.statistics import Estimate, estimate
-from services.cli.train.outcome import has_score, is_solved, own_end
+from services.cli.compare.runs import Configuration, RunData, configurations, differing_settings, unbegun_members
+from services.cli.compare.statistics import COVERAGE, Estimate, estimate
+from services.cli.train.outcome import has_score, is_evaluation_older, is_solved, own_end
 from services.cli.train.view import FULL_MEAN, mean_remark
 
 NONE = "-"
+MAX_NAMES = 8  # of runs, in a note
 _UNFINISHED = "no result yet", "not finished"
 
 
@@ -55,7 +57,7 @@ def labels_table(groups: Sequence[Configuration]) -> TextTable:
 
 
 def configurations_table(groups: Sequence[Configuration]) -> TextTable:
-    """Return one row for each configuration: interquartile means over its seeds, with 95 % intervals.
+    """Return one row for each configuration: interquartile means over its `counted_runs`, with 95 % intervals.
 
     Beside a mean over fewer runs than the configuration has stands their number, and beside "solved" that of the unfinished ones.
     """
@@ -63,14 +65,24 @@ def configurations_table(groups: Sequence[Configuration]) -> TextTable:
     return TextTable(title="Results", columns=columns, rows=[_configuration_row(group) for group in groups])
 
 
+def counted_runs(runs: Sequence[RunData]) -> Sequence[RunData]:
+    """Return the runs of a configuration over which its means are: those that have finished, or all where none has.
+
+    The return at which a run was stopped or killed, or is now, is not one of the whole budget.
+    """
+    return [run for run in runs if result(run) not in _UNFINISHED] or runs
+
+
 def _configuration_row(group: Configuration) -> list[str]:
-    def over(*keys: str, among: Sequence[RunData] = group.runs) -> Estimate | None:
+    among = counted_runs(group.runs)
+
+    def over(*keys: str, among: Sequence[RunData] = among) -> Estimate | None:
         return estimate([value for run in among if (value := run.number(*keys)) is not None])
 
     def counted(found: Estimate | None, text: str = "") -> str:
         return (text or shown(found)) + (f" (by {found.count} of {runs})" if found and found.count < runs else "")
 
-    solved_runs, runs = [run for run in group.runs if is_solved(run.summary, _target(run))], len(group.runs)
+    solved_runs, runs = [run for run in group.runs if reached_target(run)], len(group.runs)
     reached = over("solved_at", "env_steps", among=solved_runs)
     unfinished = sum(result(run) in _UNFINISHED for run in group.runs)
     solved = f"{reached.count if reached else 0} of {runs}" if has_score(_target(group.runs[0])) else NONE
@@ -78,8 +90,8 @@ def _configuration_row(group: Configuration) -> list[str]:
     return [
         str(group.number),
         solved + (f" ({unfinished} not finished)" if unfinished else ""),
-        counted(over("mean100")) + remark_on_mean(group.runs),
-        counted(over("last_evaluation", "mean")),
+        counted(over("mean100")) + remark_on_mean(among),
+        counted(over("last_evaluation", "mean")) + remark_on_evaluation(among),
         counted(reached),
         counted(seconds, number(seconds.value / 60) if seconds else NONE),
         counted(rate, number(round(rate.value)) if rate else NONE),
@@ -91,6 +103,13 @@ def remark_on_mean(runs: Sequence[RunData]) -> str:
     """Return the remark on mean100 of the run with the fewest episodes, and of that with the most environments without one."""
     few = min((count for run in runs if (count := run.number("mean100_episodes"))), default=FULL_MEAN)
     return mean_remark(few, max(run.number("environments_unfinished") or 0 for run in runs))
+
+
+def remark_on_evaluation(runs: Sequence[RunData]) -> str:
+    """Return of how many runs the last evaluation is of an older policy, whose games were not over in time; "" for none."""
+    older = sum(is_evaluation_older(run.summary) for run in runs)
+    share = f"{older} of {len(runs)} " if len(runs) > 1 else ""
+    return f" ({share}not of the last policy)" if older else ""
 
 
 def _changes_remark(runs: Sequence[RunData]) -> str:
@@ -149,7 +168,7 @@ def _run_row(group: Configuration, run: RunData) -> list[str]:
         number(None if seconds is None else seconds / 60),
         number(None if rate is None else round(rate)),
         number(run.number("mean100")) + remark_on_mean([run]),
-        number(run.number("last_evaluation", "mean")),
+        number(run.number("last_evaluation", "mean")) + remark_on_evaluation([run]),
         number(run.number("policy_lag", "mean")),
     ]
 
@@ -159,6 +178,11 @@ def result(run: RunData) -> str:
     if not run.summary:
         return _UNFINISHED[0]
     return own_end(run.summary, _target(run)) or _UNFINISHED[1]
+
+
+def reached_target(run: RunData) -> bool:
+    """Return whether the run ended because it reached its target score."""
+    return is_solved(run.summary, _target(run))
 
 
 def _target(run: RunData) -> dict[str, Any]:
@@ -183,20 +207,42 @@ def _ledger_row(group: Configuration, run: RunData) -> list[str]:
     return [str(group.number), str(run.seed), *map(number, parts), number(lost if ledger else None), reasons, number(unaccounted)]
 
 
+def notes(groups: Sequence[Configuration]) -> list[str]:
+    """Return sentences on which runs are behind the values of `groups`, and on what their intervals are worth."""
+    found = [
+        f"configuration {group.number}: {len(group.runs)} runs have only {seeds} different seeds"
+        for group in groups
+        if (seeds := len({run.seed for run in group.runs})) < len(group.runs)
+    ]
+    copied = [run for group in groups for run in group.runs if run.copies]
+    found += [f"left out, as copies of {run.path}: {', '.join(map(str, run.copies))}" for run in copied]
+    for series in dict.fromkeys(run.path.parent for group in groups for run in group.runs):
+        left, count = unbegun_members(series)
+        if left:
+            names = ", ".join(left[:MAX_NAMES]) + (", ..." if left[MAX_NAMES:] else "")
+            found.append(f"{len(left)} of the {count} runs of the series {series} have not begun: {names}")
+    if any(len(counted_runs(group.runs)) in COVERAGE for group in groups):
+        shares = ", ".join(f"{share} % over {count}" for count, share in COVERAGE.items())
+        found.append(f"95 % intervals over few seeds contain the true mean less often: {shares}")
+    return found
+
+
 PIPE_WIDTH = 120  # columns of text where the output is no terminal
 
 
 def print_runs(runs: Sequence[RunData], *, stdout: TextIO, each: bool = True) -> None:
-    """Print the configurations of `runs`, their results and the settings that differ; with `each` also a row for each run."""
+    """Print the configurations of `runs`, results, settings that differ, and notes; with `each` also a row for each run."""
     groups = configurations(runs)
     tables = [runs_table(groups)] if each else []
     tables += [labels_table(groups), configurations_table(groups), settings_table(groups)]
     print_tables([table for table in tables if table.rows], stdout=stdout)
+    for note in notes(groups):
+        print(note, file=stdout)
 
 
 def print_tables(tables: Sequence[TextTable], *, stdout: TextIO) -> None:
-    """Print tables as wide as the terminal; of a number, what stands in brackets has a line of its own."""
-    console = Console(file=stdout, width=None if stdout.isatty() else PIPE_WIDTH, highlight=False)
+    """Print tables as wide as the terminal, or wider: no word and no number is cut. What stands in brackets has its own line."""
+    width = None if stdout.isatty() else PIPE_WIDTH
     for table in tables:
         words = table.text_columns
         drawn = Table(
@@ -207,8 +253,19 @@ def print_tables(tables: Sequence[TextTable], *, stdout: TextIO) -> None:
             show_edge=False,
             padding=(0, 1, 0, 0),
         )
+        rows = [[*row[:words], *(re.sub(r" (?=[\[(])", "\n", cell) for cell in row[words:])] for row in table.rows]
+        needed = 0
         for index, column in enumerate(table.columns):
-            drawn.add_column(column, justify="left" if index < words else "right", no_wrap=index >= words, overflow="fold")
-        for row in table.rows:
-            drawn.add_row(*map(Text, row[:words]), *(Text(re.sub(r" (?=[\[(])", "\n", cell)) for cell in row[words:]))
-        console.print(drawn)
+            parts = [part for row in rows for part in (row[index].split() if index < words else row[index].splitlines())]
+            least = max(map(len, [*column.split(), *parts]))
+            needed += least + 2  # with the gap to the next one
+            if index < words:
+                drawn.add_column(column, min_width=least, overflow="fold")
+            else:
+                drawn.add_column("\n".join(wrap(column, least)), min_width=least, no_wrap=True, justify="right")
+        for row in rows:
+            drawn.add_row(*map(Text, row))
+        console = Console(file=stdout, width=width, highlight=False)
+        # A table that is wider than the terminal is broken by the terminal; rich would cut it off.
+        console.width = max(console.width, needed)
+        console.print(drawn, crop=False)

@@ -8,6 +8,7 @@ itself, such as the addresses in `actor.learner`, has one value.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from common.config.errors import schema_at
 from common.config.sections import COMMA_LIST
 from common.errors import ConfigError
 
+SERIES_FILE = "series.json"  # in the folder of a series: its values and seeds, among others
 MAX_MEMBERS = 1000
 _OPEN, _CLOSE, _QUOTES = "[{(", "]})", "\"'"
 _SEEDS = re.compile(r"(\d+)(?:-(\d+))?")
@@ -95,10 +97,11 @@ def split_overrides(overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str
 
 def members(grid: Mapping[str, tuple[str, ...]], seeds: Sequence[int]) -> list[Member]:
     """Return the runs of a series: for each combination of values all seeds. Raises `ConfigError` where there are too many."""
-    combinations = [tuple(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    if len(combinations) * len(seeds) > MAX_MEMBERS:
-        found = f"{len(combinations)} combinations of values x {len(seeds)} seeds"
+    count = math.prod(map(len, grid.values()))
+    if count * len(seeds) > MAX_MEMBERS:
+        found = f"{count} combinations of values x {len(seeds)} seeds"
         raise ConfigError("runs of a series", found=found, wanted=f"at most {MAX_MEMBERS}")
+    combinations = [tuple(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     names = [key.rpartition(".")[2] for key in grid]
     short = {key: name if names.count(name) == 1 else key for key, name in zip(grid, names, strict=True)}  # without its section
     runs = list(_members(combinations, short, seeds))

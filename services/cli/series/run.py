@@ -27,14 +27,13 @@ from common.runtime.run_directory import RunDirectory, held, is_config_of_a_run
 from common.units import Seconds
 from services.cli.compare.runs import is_own, read_run, read_runs
 from services.cli.compare.tables import print_runs, result
-from services.cli.series.grid import Member, members, parse_seeds, split_overrides
+from services.cli.series.grid import SERIES_FILE, Member, members, parse_seeds, split_overrides
 from services.cli.train import exit_with_parent
 from services.cli.train.instructions import ENDED_BY_SIGTERM
 from services.cli.train.outcome import own_end, read_summary
 from services.cli.train.processes import stop_signals
 from services.cli.train.view import outlived
 
-SERIES_FILE = "series.json"
 SAVED_OPTIONS = {"--actors", "--log-format"}  # of `rookery train`
 POLL_SECONDS: Seconds = 0.2  # of a process of `rookery train`
 

@@ -24,7 +24,7 @@ from common.runtime.process import INTERRUPTED
 from common.runtime.run_directory import RunDirectory, held
 from common.units import Seconds
 from services.cli.compare.runs import RunData, read_run
-from services.cli.compare.tables import TextTable, number, print_tables, remark_on_mean
+from services.cli.compare.tables import TextTable, number, print_tables, remark_on_evaluation, remark_on_mean
 from services.cli.series.run import (
     TrainProcesses,
     effective_settings,
@@ -39,6 +39,7 @@ from services.cli.series.space import Choices, Sweep, as_text, read_sweep
 FILE, STUDY = "sweep.yaml", "study.sqlite"
 SWEEP = "sweep"  # attribute of the study: the file, less what may change from one start to the next
 SETTINGS = "settings"  # the same: settings of trials but for those searched, those of variables and of the preset among them
+REMARKS = {"mean100": remark_on_mean, "evaluation": remark_on_evaluation}  # beside the value of a goal
 STAGES = 20  # points of a curve, at equal distances over the budget, at which trials are compared
 FIRST_STAGE = 5  # that is compared; the first of all is 1
 MAX_FAILURES = 2  # in a row: their cause is not the settings that were drawn, but such as a full disk
@@ -286,13 +287,12 @@ def _show_best(
     rows = []
     for trial in (*complete, *others):
         place = folder / f"t{trial.number:03}"
-        counted = sweep.goal == "mean100" and trial.state is TrialState.COMPLETE and RunDirectory(place).begun
+        counted = sweep.goal in REMARKS and trial.state is TrialState.COMPLETE and RunDirectory(place).begun
         reached = trial.value if trial.state is TrialState.COMPLETE else None  # of a pruned trial Optuna keeps its last return
-        value = number(reached) + (remark_on_mean([read_run(place)]) if counted else "")
+        value = number(reached) + (REMARKS[sweep.goal]([read_run(place)]) if counted else "")
         rows.append([place.name, trial.state.name.lower(), *(_param(trial, key) for key in sweep.search), value])
     if rows:
         columns = ["trial", "state", *sweep.search, sweep.goal]
-        # Values of settings are broken like words: many columns of numbers are cut off at the width of the terminal.
         table = TextTable(title=f"Trials by {sweep.goal}", columns=columns, rows=rows, text_columns=len(columns) - 1)
         print_tables([table], stdout=stdout)
     if complete:

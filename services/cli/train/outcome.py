@@ -89,6 +89,12 @@ def is_solved(summary: Summary, target: Mapping[str, Any]) -> bool:
     return bool(summary.get("solved")) and same
 
 
+def is_evaluation_older(summary: Summary) -> bool:
+    """Return whether the last evaluation is of an older policy than the last one."""
+    version = (summary.get("last_evaluation") or {}).get("version")
+    return version is not None and version < summary.get("version", version)
+
+
 def has_score(target: Mapping[str, Any]) -> bool:
     """Return whether a run with these values of section `target` can be solved, and not only spend its budget."""
     return any(target.get(name) is not None for name in SCORES)
@@ -105,7 +111,7 @@ def final_lines(result: str, summary: Summary | None, *, run_dir: Path, go_on: s
         if (last := summary.get("last_evaluation")) is not None:
             below = summary.get("solved") and reached is not None and last["mean"] < reached
             seen = f"  last evaluation {score(last['mean'], reached)} over {last['episodes']} episodes ({last['mode']})"
-            older = last["version"] < summary.get("version", last["version"])
+            older = is_evaluation_older(summary)
             seen += f" of v{last['version']}, not of the final v{summary['version']}" if older else ""
             seen += (
                 f", below the target of {score(reached, last['mean'])}: rookery evaluate {run_dir} plays more" if below else ""

@@ -3,11 +3,15 @@
 import json
 import os
 import re
+from datetime import datetime
 from html.parser import HTMLParser
 
 import pytest
 
 from services.cli.app import main
+from services.cli.compare import report
+from services.cli.compare.runs import read_runs
+from services.cli.compare.statistics import band
 
 pytestmark = pytest.mark.service
 
@@ -112,6 +116,7 @@ def many(tmp_path, write_run, monkeypatch):
             write_run(
                 tmp_path / "many" / f"t{number:02}-{seed}",
                 f"run.seed={seed}",
+                "target.env_steps=98_765",
                 f"algorithm.learning_rate={0.001 + number / 1e5:.5f}",
                 f"algorithm.gamma={0.9 + number / 1e3:.3f}",
                 curve=[(5, 100, 20, None)],
@@ -142,25 +147,36 @@ def test_env_steps_to_the_target_say_of_how_many_runs_they_are(many, capsys):
     assert capsys.readouterr().out.count("(by 1 of 2)") == 15
 
 
-def test_runs_that_did_not_end_or_left_no_result_are_counted(tmp_path, write_run, capsys):
-    """Two whole runs and one stopped at a tenth against one whole run and two killed: means over three and over one."""
+def test_runs_that_have_not_finished_count_only_where_none_has(tmp_path, write_run, capsys):
+    """A run that was stopped at a tenth counted in the means of two whole ones, and one that was killed did not."""
     whole = {"env_steps": 1000, "mean100": 500.0, "last_evaluation": {"mean": 500.0}}
     whole |= {"wall_seconds": 60.0, "env_steps_per_second": 17.0, "policy_lag": {"mean": 1.0}}
+    stopped, killed = whole | {"env_steps": 100, "mean100": 50.0}, {}
     budget, curve = "target.env_steps=1000", [(1.0, 100, 50.0, None)]
-    for epochs, summaries in ((4, (whole, whole, whole | {"env_steps": 100, "mean100": 50.0})), (5, (whole, {}, {}))):
+    for epochs, summaries in ((4, (whole, whole, stopped)), (5, (whole, killed, killed)), (6, (stopped, stopped, killed))):
         for seed, summary in enumerate(summaries):
             place = tmp_path / "runs" / f"e{epochs}-{seed}"
-            write_run(place, budget, f"run.seed={seed}", f"algorithm.epochs={epochs}", curve=curve * (seed < 2), **summary)
+            write_run(place, budget, f"run.seed={seed}", f"algorithm.epochs={epochs}", curve=curve, **summary)
     assert main(["compare", str(tmp_path / "runs")]) == 0
     lines = [line.split() for line in capsys.readouterr().out.partition("Results")[2].splitlines()]
-    first, second = (next(line for line in lines if line[:1] == [number]) for number in "12")
-    assert first[:5] == ["1", "0", "of", "3", "350"]
-    assert second[:5] == ["2", "0", "of", "3", "500"]
     remarks = [" ".join(line) for line in lines]
-    assert any("(1 not finished)" in line and "(by" not in line for line in remarks)
-    assert any("(2 not finished)" in line and line.count("(by 1 of 3)") == 5 for line in remarks)
+    for number, mean, unfinished, counted in (("1", "500", 1, 2), ("2", "500", 2, 1), ("3", "50", 3, 2)):
+        assert next(line for line in lines if line[:1] == [number])[:5] == [number, "0", "of", "3", mean]
+        assert any(f"({unfinished} not finished)" in line or line.count(f"(by {counted} of 3)") == 5 for line in remarks)
+    assert sum(line.count("(by 2 of 3)") for line in remarks) == 10
     assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report.html")]) == 0
-    assert ", N = 2 of 3" in (tmp_path / "report.html").read_text()
+    assert re.findall(r", N = ([^<]+)", (tmp_path / "report.html").read_text()) == ["2 of 3", "1 of 3", "3"]
+
+
+def test_only_a_run_that_reached_its_target_keeps_its_last_return_in_the_mean(tmp_path, write_run, monkeypatch):
+    seen = []
+    monkeypatch.setattr(report, "band", lambda curves, held: seen.append((curves, held)) or band(curves, held=held))
+    ends = ({"solved": True, "env_steps": 500}, {"env_steps": 1000}, {"env_steps": 600})
+    for seed, ended in enumerate(ends):
+        curve = [(1.0, 100, 50.0, None), (5.0, ended["env_steps"], 480.0, None)]
+        write_run(tmp_path / f"s{seed}", f"run.seed={seed}", "target.env_steps=1000", curve=curve, **ended)
+    report.render(read_runs([tmp_path]), now=datetime.now().astimezone())
+    assert [(x, held) for (x, _), held in zip(*seen[0], strict=True)] == [([100, 500], True), ([100, 1000], False)]
 
 
 def test_a_summary_of_before_a_resume_is_no_result(tmp_path, write_run, capsys):
@@ -175,6 +191,42 @@ def test_a_mean_of_fewer_than_100_episodes_says_so(many, capsys):
     assert main(["compare", str(many / "t00-2"), str(many / "t01-1")]) == 0
     shown = capsys.readouterr().out
     assert shown.count("(of 7 episodes)") == 1
+
+
+def test_an_evaluation_of_an_older_policy_says_so(tmp_path, write_run, capsys):
+    """Its games were not over within a minute of the end of the run."""
+    for seed, version in ((1, 3), (2, 500), (3, 500)):
+        ended = {"last_evaluation": {"mean": 475.0, "version": version}, "version": 500, "env_steps": 1000}
+        write_run(tmp_path / f"s{seed}", f"run.seed={seed}", "target.env_steps=1000", **ended)
+    assert main(["compare", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("(1 of 3 not of the last policy)") == 1
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    assert (tmp_path / "r.html").read_text().count("475 (not of the last policy)") == 1
+
+
+@pytest.mark.parametrize(("seeds", "said"), [(1, 0), (3, 1), (6, 0)])
+def test_comparisons_say_what_an_interval_of_few_seeds_is_worth(tmp_path, write_run, capsys, seeds, said):
+    for seed in range(seeds):
+        write_run(tmp_path / f"s{seed}", f"run.seed={seed}", env_steps=1000, mean100=10.0 * seed)
+    assert main(["compare", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("73 % over 3,") == said
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    assert (tmp_path / "r.html").read_text().count("73 % over 3,") == said
+
+
+def test_runs_of_a_series_that_have_not_begun_are_named(tmp_path, write_run, capsys):
+    write_run(tmp_path / "series" / "epochs=4-s1", "run.seed=1", "algorithm.epochs=4")
+    file = tmp_path / "series" / "series.json"
+    file.write_text(json.dumps({"grid": {"algorithm.epochs": ["4", "8"]}, "seeds": [1, 2]}))
+    note = f"3 of the 4 runs of the series {file.parent} have not begun: epochs=4-s2, epochs=8-s1, epochs=8-s2"
+    assert main(["compare", str(tmp_path)]) == 0
+    assert note in capsys.readouterr().out
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    assert note in (tmp_path / "r.html").read_text()
+    for text in ("[1]", "{", '{"grid": {"a": 3}, "seeds": [1]}'):  # the run can be compared all the same
+        file.write_text(text)
+        assert main(["compare", str(tmp_path)]) == 0
+        assert "begun" not in capsys.readouterr().out
 
 
 def test_a_run_that_was_resumed_with_other_settings_says_so(tmp_path, write_run, capsys):
@@ -200,9 +252,23 @@ def test_a_run_and_its_copy_are_one_run(tmp_path, write_run, monkeypatch, capsys
     shown = " ".join(capsys.readouterr().out.split())
     assert "0 of 2" in shown
     assert "123" not in shown
-    write_run(tmp_path / "runs" / "again", "run.seed=1", "run.id=same", env_steps=20_000, mean100=400.0)  # by its config.yaml
-    assert main(["compare", str(tmp_path / "runs")]) == 0
-    assert "0 of 3" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_and_its_backup_are_one_run_and_equal_seeds_are_named(tmp_path, write_run, capsys):
+    """Two runs and their backup were three seeds."""
+    at = {"mine": 3.1, "mine-backup": 3.1, "again": 4.0, "two": 3.5}  # seconds at the first point
+    for name, seconds in at.items():
+        rows = [(seconds, 100, 20, None), (9.0, 200, 30, None)][: 1 if name == "mine" else 2]
+        write_run(tmp_path / name, f"run.seed={1 + (name == 'two')}", "run.id=same", curve=rows, env_steps=200, mean100=400.0)
+    assert main(["compare", str(tmp_path / "mine"), str(tmp_path / "mine-backup"), str(tmp_path / "two")]) == 0
+    shown = " ".join((out := capsys.readouterr().out).split())
+    assert "0 of 2" in shown
+    assert f"left out, as copies of {tmp_path / 'mine-backup'}: {tmp_path / 'mine'}\n" in out  # which has fewer points
+    assert "different seeds" not in shown
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    shown = (tmp_path / "r.html").read_text()
+    assert "configuration 1: 3 runs have only 2 different seeds" in shown  # `again` began with the config.yaml of `mine`
+    assert f"left out, as copies of {tmp_path / 'mine-backup'}: {tmp_path / 'mine'}<" in shown
 
 
 def test_the_names_of_the_configurations_stand_below_the_plots(many):

@@ -35,9 +35,9 @@ trials: TRIALS
 class FakeTrainer:
     """Writes the curve of each trial, lower for each next one, and gives the sweep a look at it while it runs."""
 
-    def __init__(self, write_run, codes=(), stop_at=None, episodes=100):
+    def __init__(self, write_run, codes=(), stop_at=None, **ended):
         self.calls, self.ended_early, self.stopped = [], [], False
-        self._write, self._codes, self._stop_at, self._episodes = write_run, dict(codes), stop_at, episodes
+        self._write, self._codes, self._stop_at, self._ended = write_run, dict(codes), stop_at, ended
 
     def train(self, argv, *, over):
         path = Path(argv[argv.index("--run-dir") + 1])
@@ -52,7 +52,7 @@ class FakeTrainer:
         if path.name == self._stop_at:
             self.stopped = True
             return 0
-        ended = {"mean100": height, "mean100_episodes": self._episodes, "env_steps": 1000, "wall_seconds": 9.0}
+        ended = {"mean100": height, "mean100_episodes": 100, "env_steps": 1000, "wall_seconds": 9.0} | self._ended
         self._write(path, *overrides, curve=curve, **ended)
         return self._codes.get(path.name, 0)
 
@@ -256,8 +256,15 @@ def test_a_trial_without_a_value_has_failed(swept):
 
 
 def test_a_mean_of_fewer_than_100_episodes_says_so_where_trials_are_ranked_by_it(swept):
-    *_, shown = swept(trials=2, episodes=7, settings="goal: mean100\nsettings: {target.mean100: null, ")
+    *_, shown = swept(trials=2, mean100_episodes=7, settings="goal: mean100\nsettings: {target.mean100: null, ")
     assert shown.count("(of 7 episodes)") == 2
+
+
+@pytest.mark.parametrize("version", [3, 500])
+def test_an_evaluation_of_an_older_policy_says_so_where_trials_are_ranked_by_it(swept, version):
+    ended = {"last_evaluation": {"mean": 475.0, "version": version}, "version": 500}
+    *_, shown = swept(trials=2, settings="goal: evaluation\nsettings: {target.evaluation: null, ", **ended)
+    assert shown.count("(not of the last policy)") == (2 if version == 3 else 0)
 
 
 def test_a_second_stop_ends_the_sweep(swept):
