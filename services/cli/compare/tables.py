@@ -257,7 +257,7 @@ def print_tables(tables: Sequence[TextTable], *, stdout: TextIO) -> None:
         needed = 0
         for index, column in enumerate(table.columns):
             parts = [part for row in rows for part in (row[index].split() if index < words else row[index].splitlines())]
-            least = max(map(len, [*column.split(), *parts]))
+            least = max(map(len, [*wrap(column, len(column) // 2 + 1, break_long_words=False), *parts]))
             needed += least + 2  # with the gap to the next one
             if index < words:
                 drawn.add_column(column, min_width=least, overflow="fold")
