@@ -247,7 +247,7 @@ def page(rows: Iterable[Row]) -> str:
         "raw rows, curves included: [learning.jsonl](learning.jsonl). Nothing is rounded up. Minutes are wall-clock from the",
         "start of the learner's process, seconds after the command, to the end of its last evaluation, checkpoints included;",
         "their median is of all runs. mean100: mean raw return of the last 100 training episodes. A greedy evaluation plays",
-        "whole episodes, as many as stand behind it, with the last policy, or the page says that it does not. Env",
+        "whole episodes, as many as stand behind it, with the last policy; those of an older one are marked. Env",
         "steps/s: from the first update on, start-up left out; of most rows before 2026-11-23 over the whole run. Only runs of",
         "the presets' present settings are shown, by the code of their commit. PPO before 2026-11-24 normalised values another",
         "way ([decision 44](../../docs/decisions/0044-units-of-values-follow-the-returns.md)), TD3 before 2026-11-23 was faster",

@@ -91,7 +91,8 @@ class Comparison:
         settings = load_settings(preset=self.preset, environ={}).settings
         if not self.changes and settings.target.env_steps == self.env_steps:
             alone = self._by_seed(rows, [])
-            whole = {**alone, **whole} if all(map(self._spent, alone.values())) else whole
+            if not any(seed in SEEDS and row["solved_at"] is not None and is_current(row) for seed, row in alone.items()):
+                whole = {seed: row for seed, row in alone.items() if self._spent(row)} | whole
         return {seed: whole[seed] for seed in SEEDS if seed in whole}
 
     def _by_seed(self, rows: Iterable[Row], overrides: list[str]) -> dict[int, Row]:

@@ -76,7 +76,12 @@ def command(tmp_path):
 def row(preset="hopper", seed=1, overrides=(), **changes):
     """As learning.jsonl has it, of a run by the preset's settings of today."""
     about = {"preset": preset, "seed": seed, "overrides": list(overrides), "env_steps": 1_000_000, "mean100": 2_500.0}
-    about |= {"settings": tables.fingerprint(preset, list(overrides)), "wall_seconds": 120.0, "last_evaluation": None}
+    about |= {
+        "settings": tables.fingerprint(preset, list(overrides)),
+        "wall_seconds": 120.0,
+        "last_evaluation": None,
+        "solved_at": None,
+    }
     return about | {"learner_updates": 7, "machine": "2 cores", "note": ""} | changes
 
 
@@ -116,9 +121,12 @@ def test_no_run_of_a_preset_with_a_target_is_chosen_because_it_failed():
     """Those that reached it ended early: with them, the runs that the table would have are the failed ones."""
     (comparison,) = TINY["mujoco"]
     whole = row(overrides=comparison.overrides, mean100=4_100.0)
-    failed, other, solved = row(), row(seed=2), row(seed=2, env_steps=900_000)
+    failed, other, solved = row(), row(seed=2), row(seed=2, env_steps=900_000, solved_at={"env_steps": 900_000})
+    crashed = row(seed=2, env_steps=50_000)
     assert comparison.runs([failed, other]) == {1: failed, 2: other}
     assert comparison.runs([failed, solved]) == {}
+    assert comparison.runs([failed, crashed]) == comparison.runs([failed, solved | {"settings": "of then"}]) == {1: failed}
+    assert comparison.runs([failed, solved | {"seed": 9}]) == {1: failed}
     assert comparison.runs([whole, failed, other]) == {1: whole, 2: other}
     assert comparison.runs([whole, failed, solved]) == {1: whole}
 

@@ -100,10 +100,12 @@ def _draw_bands(axes: Axes, groups: Sequence[Configuration], *, x: str, y: str, 
         curves, counted = [run.points(x, y) for run in group.runs], tables.counted_runs(group.runs)
         if not any(xs for xs, _ in curves):
             continue
-        found = band([run.points(x, y) for run in counted], held=[tables.reached_target(run) for run in counted])
+        shown = [run for run in counted if run.points(x, y)[0]]
+        found = band([run.points(x, y) for run in shown], held=[tables.reached_target(run) for run in shown])
         color, stroke = f"C{index % 10}", "-:"[index // 10 % 2]  # after ten configurations the colors begin anew
-        number = f"{found.count}" if found.count == len(group.runs) else f"{found.count} of {len(group.runs)}"
-        label = shorten(f"{group.number}. {group.label}", LEGEND_WIDTH) + f", N = {number}"
+        number = f"{len(shown)}" if len(shown) == len(group.runs) else f"{len(shown)} of {len(group.runs)}"
+        apart = "" if found.count else ", without a common range"
+        label = shorten(f"{group.number}. {group.label}", LEGEND_WIDTH) + f", N = {number}{apart}"
         axes.plot(found.x / unit, found.value, stroke, color=color, label=label, linewidth=1.6)
         if found.count > 1:
             axes.fill_between(found.x / unit, found.low, found.high, color=color, alpha=0.18, linewidth=0)

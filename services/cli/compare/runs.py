@@ -11,10 +11,11 @@ from typing import Any
 
 from common.config.layers import leaves, parse_yaml
 from common.config.schema import Settings
+from common.config.sections import TargetSettings
 from common.errors import ConfigError
 from common.runtime.run_directory import RunDirectory, run_folders
 from services.cli.series.grid import SERIES_FILE, members
-from services.cli.train.outcome import curve_points, read_curve
+from services.cli.train.outcome import curve_points, own_end, read_curve
 
 MAX_LABEL_SETTINGS = 4  # named in the label of a configuration; the table of settings has all
 
@@ -36,6 +37,11 @@ class RunData:
     command: str
     settings_changed: Sequence[Mapping[str, Any]] = ()  # at resumes
     copies: Sequence[Path] = ()  # of the same run, which do not count
+
+    @property
+    def target(self) -> dict[str, Any]:
+        """Return section `target` of its settings."""
+        return {name: self.settings.get(f"target.{name}") for name in TargetSettings.model_fields}
 
     @property
     def seed(self) -> int:
@@ -81,8 +87,8 @@ class Configuration:
 def read_runs(paths: Iterable[Path], *, copies: Iterable[Path] = ()) -> list[RunData]:
     """Return the runs in `paths`, each a run directory or a folder of such, and in the run directories `copies`, each run once.
 
-    Of a run and its copies, wherever they are, the one with the longest curve counts. Raises `ConfigError` where a path holds no
-    run.
+    Of a run and its copies, wherever they are, one that has finished counts, else the one with the longest curve. Raises
+    `ConfigError` where a path holds no run.
     """
     found: dict[Path, RunData] = {}
     for path in paths:
@@ -93,24 +99,27 @@ def read_runs(paths: Iterable[Path], *, copies: Iterable[Path] = ()) -> list[Run
             wanted = "a run directory, with a config.yaml, or a folder of such"
             raise ConfigError(f"no run in {path}", found=what, wanted=wanted)
         found |= {folder.resolve(): read_run(folder) for folder in inside}
-    equal: dict[str, list[RunData]] = {}
+    equal: dict[tuple[str, str], list[RunData]] = {}
     for run in (*found.values(), *map(read_run, dict.fromkeys(copies))):
-        equal.setdefault(_identity(run), []).append(run)
-    return [_longest(runs) for runs in equal.values()]
+        origin, first = _identity(run)
+        known = (key for key in equal if key[0] == origin and (key[1] == first or "" in (key[1], first)))
+        equal.setdefault(next(known, (origin, first)), []).append(run)
+    return [_furthest(runs) for runs in equal.values()]
 
 
-def _longest(copies: Sequence[RunData]) -> RunData:
-    longest = max(copies, key=lambda run: len(run.curve))
-    return replace(longest, copies=[run.path for run in copies if run is not longest])
+def _furthest(copies: Sequence[RunData]) -> RunData:
+    furthest = max(copies, key=lambda run: (bool(own_end(run.summary, run.target)), len(run.curve)))
+    return replace(furthest, copies=[run.path for run in copies if run is not furthest])
 
 
-def _identity(run: RunData) -> str:
-    """Return what a run has in common with its copies alone: id, seed and first point, whose wall-clock time no other run has.
+def _identity(run: RunData) -> tuple[str, str]:
+    """Return what a run has in common with its copies alone: id, seed and settings; and its first point, "" before it has one.
 
-    The id alone is not enough: in versions before, runs that began with the config.yaml of another run had its id.
+    No other run has the wall-clock time of the point. In versions before, runs that began with the config.yaml of another run had
+    its id; and a copy that was resumed with other settings is another run.
     """
-    run_id = run.settings.get("run.id")
-    return f"{run_id} {run.seed} {[*run.curve[0].values()] if run.curve else ''}" if run_id else str(run.path.resolve())
+    run_id, first = run.settings.get("run.id"), str([*run.curve[0].values()]) if run.curve else ""
+    return (f"{run_id} {run.seed} {_compared_text(run)}" if run_id else str(run.path.resolve())), first
 
 
 def _compared_text(run: RunData) -> str:

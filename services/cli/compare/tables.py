@@ -10,11 +10,10 @@ from textwrap import wrap
 from typing import Any, TextIO
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.table import Table
 from rich.text import Text
 
-from common.config.sections import TargetSettings
 from services.cli.compare.runs import Configuration, RunData, configurations, differing_settings, unbegun_members
 from services.cli.compare.statistics import COVERAGE, Estimate, estimate
 from services.cli.train.outcome import has_score, is_evaluation_older, is_solved, own_end
@@ -68,35 +67,42 @@ def configurations_table(groups: Sequence[Configuration]) -> TextTable:
 def counted_runs(runs: Sequence[RunData]) -> Sequence[RunData]:
     """Return the runs of a configuration over which its means are: those that have finished, or all where none has.
 
-    The return at which a run was stopped or killed, or is now, is not one of the whole budget.
+    A run that has not finished has no return of the whole budget.
     """
     return [run for run in runs if result(run) not in _UNFINISHED] or runs
 
 
 def _configuration_row(group: Configuration) -> list[str]:
-    among = counted_runs(group.runs)
-
-    def over(*keys: str, among: Sequence[RunData] = among) -> Estimate | None:
-        return estimate([value for run in among if (value := run.number(*keys)) is not None])
+    among, runs = counted_runs(group.runs), len(group.runs)
 
     def counted(found: Estimate | None, text: str = "") -> str:
         return (text or shown(found)) + (f" (by {found.count} of {runs})" if found and found.count < runs else "")
 
-    solved_runs, runs = [run for run in group.runs if reached_target(run)], len(group.runs)
-    reached = over("solved_at", "env_steps", among=solved_runs)
+    mean100, evaluation, reached = _scores(group)
     unfinished = sum(result(run) in _UNFINISHED for run in group.runs)
-    solved = f"{reached.count if reached else 0} of {runs}" if has_score(_target(group.runs[0])) else NONE
-    seconds, rate, lag = over("wall_seconds"), over("env_steps_per_second"), over("policy_lag", "mean")
+    solved = f"{reached.count if reached else 0} of {runs}" if has_score(group.runs[0].target) else NONE
+    seconds, rate, lag = (_over(among, *keys) for keys in (("wall_seconds",), ("env_steps_per_second",), ("policy_lag", "mean")))
     return [
         str(group.number),
         solved + (f" ({unfinished} not finished)" if unfinished else ""),
-        counted(over("mean100")) + remark_on_mean(among),
-        counted(over("last_evaluation", "mean")) + remark_on_evaluation(among),
+        counted(mean100) + remark_on_mean(among),
+        counted(evaluation) + remark_on_evaluation(among),
         counted(reached),
         counted(seconds, number(seconds.value / 60) if seconds else NONE),
         counted(rate, number(round(rate.value)) if rate else NONE),
         counted(lag, number(lag.value) if lag else NONE),
     ]
+
+
+def _scores(group: Configuration) -> tuple[Estimate | None, Estimate | None, Estimate | None]:
+    """Return what is shown with intervals: mean100, last evaluation, env steps to the target."""
+    among = counted_runs(group.runs)
+    reached = _over([run for run in group.runs if reached_target(run)], "solved_at", "env_steps")
+    return _over(among, "mean100"), _over(among, "last_evaluation", "mean"), reached
+
+
+def _over(runs: Sequence[RunData], *keys: str) -> Estimate | None:
+    return estimate([value for run in runs if (value := run.number(*keys)) is not None])
 
 
 def remark_on_mean(runs: Sequence[RunData]) -> str:
@@ -177,17 +183,12 @@ def result(run: RunData) -> str:
     """Return how the run ended."""
     if not run.summary:
         return _UNFINISHED[0]
-    return own_end(run.summary, _target(run)) or _UNFINISHED[1]
+    return own_end(run.summary, run.target) or _UNFINISHED[1]
 
 
 def reached_target(run: RunData) -> bool:
     """Return whether the run ended because it reached its target score."""
-    return is_solved(run.summary, _target(run))
-
-
-def _target(run: RunData) -> dict[str, Any]:
-    """Return section `target` of the settings of `run`."""
-    return {name: run.settings.get(f"target.{name}") for name in TargetSettings.model_fields}
+    return is_solved(run.summary, run.target)
 
 
 def ledger_table(groups: Sequence[Configuration]) -> TextTable:
@@ -221,8 +222,9 @@ def notes(groups: Sequence[Configuration]) -> list[str]:
         if left:
             names = ", ".join(left[:MAX_NAMES]) + (", ..." if left[MAX_NAMES:] else "")
             found.append(f"{len(left)} of the {count} runs of the series {series} have not begun: {names}")
-    if any(len(counted_runs(group.runs)) in COVERAGE for group in groups):
-        shares = ", ".join(f"{share} % over {count}" for count, share in COVERAGE.items())
+    counts = {score.count for group in groups for score in _scores(group) if score and score.count in COVERAGE}
+    if counts:
+        shares = ", ".join(f"{COVERAGE[count]} % over {count}" for count in sorted(counts))
         found.append(f"95 % intervals over few seeds contain the true mean less often: {shares}")
     return found
 
@@ -266,6 +268,7 @@ def print_tables(tables: Sequence[TextTable], *, stdout: TextIO) -> None:
         for row in rows:
             drawn.add_row(*map(Text, row))
         console = Console(file=stdout, width=width, highlight=False)
-        # A table that is wider than the terminal is broken by the terminal; rich would cut it off.
-        console.width = max(console.width, needed)
+        # A table that is wider than the terminal is broken by the terminal; rich would cut it off. Where TERM is unknown, rich
+        # heeds no width without a height.
+        console.size = ConsoleDimensions(max(console.width, needed), console.height)
         console.print(drawn, crop=False)

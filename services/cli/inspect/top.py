@@ -22,7 +22,7 @@ from common.observability.deployment import ACTOR, ENV_WORKER, LEARNER, Deployme
 from common.units import MIB, Seconds
 from services.cli.inspect.doctor import measure, with_learner
 from services.cli.inspect.scrape import Source
-from services.cli.train.view import mean_remark, time_left
+from services.cli.train.view import mean_remark, score, time_left
 
 ONCE_SECONDS: Seconds = 2.0  # measured for a single table, where the source keeps no history
 PERIOD: Seconds = 1.0  # between two tables on a terminal
@@ -113,11 +113,12 @@ def head(run: Deployment) -> Iterator[str]:
     if not learner.after.samples:
         yield f"the learner does not answer: {learner.after.unreachable}"
         return
-    mean, steps = learner.now(metrics.EPISODE_RETURN_MEAN), learner.now(metrics.LEDGER_ENV_STEPS, "trained")
-    target, planned = learner.now(metrics.TARGET_RETURN), learner.now(metrics.ENV_STEPS_PLANNED)
+    returns = (learner.now(metric) for metric in (metrics.EPISODE_RETURN_MEAN, metrics.TARGET_RETURN))
+    mean, target = (None if math.isnan(value) else value for value in returns)
+    steps, planned = learner.now(metrics.LEDGER_ENV_STEPS, "trained"), learner.now(metrics.ENV_STEPS_PLANNED)
     remark = mean_remark(learner.now(metrics.EPISODE_RETURN_MEAN_EPISODES), learner.now(metrics.ENVIRONMENTS_UNFINISHED))
-    returns = f"mean100 {number(mean, '.4g')}{remark}" + ("" if math.isnan(target) else f", target {target:.4g}")
-    counts = f"{returns}   {steps:,.0f}" + ("" if math.isnan(planned) else f" of {planned:,.0f}") + " env steps"
+    scores = f"mean100 {score(mean, target)}{remark}" + ("" if target is None else f", target {score(target, mean)}")
+    counts = f"{scores}   {steps:,.0f}" + ("" if math.isnan(planned) else f" of {planned:,.0f}") + " env steps"
     frames, actors = learner.rate(metrics.ENV_FRAMES_TRAINED), learner.now(metrics.WORKERS_CONNECTED, ACTOR)
     pace = "-" if any(rank.restarted for rank in run.ranks) else f"{frames:,.0f}"
     yield f"{counts}   {pace} frames/s   connected actors {actors:.0f}"

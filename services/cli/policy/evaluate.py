@@ -45,8 +45,7 @@ def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -
         episode_bar("evaluating", of_all_agents(episodes, environment.agents)) as report,
     ):
         with environment_errors(settings.name):
-            first = derive_seed(seed, "environment", role="evaluate")  # environment b begins with `first + b`
-            played = Episodes(environment, episodes=episodes, seed=first)
+            played = Episodes(environment, episodes=episodes, seed=environment_seed(seed))
         while not played.complete:
             begin_episodes(policy.policy, played.start)
             action = policy.policy.act(torch.from_numpy(played.observation), greedy=greedy)["action"].numpy()
@@ -82,6 +81,11 @@ def environment_errors(name: str) -> Iterator[None]:
     except Exception as error:
         found, fix = f"{type(error).__name__}: {error}", "correct the environment; --debug shows the line"
         raise ConfigError(f"{name} fails while it is played", found=found, wanted="whole episodes", fix=fix) from error
+
+
+def environment_seed(seed: int) -> int:
+    """Return the seed of the first environment, b has that + b. Those of two values of `seed` have nothing in common."""
+    return derive_seed(seed, "environment", role="evaluate")
 
 
 @contextmanager
@@ -162,7 +166,7 @@ class EvaluationResult:
 
     @property
     def no_interval(self) -> str:
-        """Why an interval of the mean would be false; empty where it has one."""
+        """Why an interval of the mean would be false; empty where the result has an interval."""
         env = self.policy.settings.env
         if len(self.returns) < _LEAST:
             return f"fewer than {_LEAST} episodes"

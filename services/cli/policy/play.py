@@ -19,11 +19,14 @@ from common.errors import ConfigError, ResourceError
 from common.policies.environment import PICTURES
 from common.policies.load import TrainedPolicy
 from common.units import EnvSteps
-from services.cli.policy.evaluate import environment_errors, episode_bar
+from services.cli.policy.evaluate import environment_errors, environment_seed, episode_bar
 
 
 def play(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool, video: Path | None, window: bool) -> None:
-    """Play `episodes`, episode n with `seed + n`, and print return and length of each; stop when the window is closed."""
+    """Play `episodes`, and print return and length of each; stop when the window is closed.
+
+    They begin as the first ones of the environments of `evaluate` with the same seed, where those are seeded one by one.
+    """
     _keep_pygame_quiet(window=window)
     seed_generators(seed)
     with ExitStack() as stack:
@@ -34,8 +37,9 @@ def play(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool, video
         screen = stack.enter_context(Window(policy.run_id, fps=fps)) if window else None
         shows = [show for show in (file, screen) if show]
         report = stack.enter_context(episode_bar("playing", episodes))
+        first = environment_seed(seed)
         for number in range(episodes):
-            total, length = _episode(policy, env, seed=seed + number, greedy=greedy, shows=shows)
+            total, length = _episode(policy, env, seed=first + number, greedy=greedy, shows=shows)
             if screen is not None and screen.closed:
                 break
             print(f"episode {number + 1}: return {total:g}, {length:,} env steps")

@@ -106,11 +106,13 @@ def final_lines(result: str, summary: Summary | None, *, run_dir: Path, go_on: s
     if summary is not None:
         time = f"{clock(summary['wall_seconds'])} ({summary['frames_per_second']:,.0f} frames/s from the first update on)"
         remark = mean_remark(summary.get("mean100_episodes", 0), summary.get("environments_unfinished", 0))
-        reached = (summary.get("target") or {}).get("mean100")
+        target = summary.get("target") or {}
+        reached = target.get("mean100")
         yield f"  {summary['env_steps']:,} env steps in {time}, mean100 {score(summary['mean100'], reached)}{remark}"
         if (last := summary.get("last_evaluation")) is not None:
             below = summary.get("solved") and reached is not None and last["mean"] < reached
-            seen = f"  last evaluation {score(last['mean'], reached)} over {last['episodes']} episodes ({last['mode']})"
+            beside = reached if below else target.get("evaluation")
+            seen = f"  last evaluation {score(last['mean'], beside)} over {last['episodes']} episodes ({last['mode']})"
             older = is_evaluation_older(summary)
             seen += f" of v{last['version']}, not of the final v{summary['version']}" if older else ""
             seen += (

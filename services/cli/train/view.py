@@ -79,11 +79,13 @@ def time_left(seconds: Seconds | None) -> str:
 
 
 def score(value: float | None, beside: float | None = None) -> str:
-    """Format a return, or a dash for None; with seven digits instead of four where `beside`, another value, has the same four."""
+    """Format a return with four digits, or with more where `beside`, another value, has the same; a dash for None."""
     if value is None:
         return "-"
-    alike = beside is not None and beside != value and f"{value:.4g}" == f"{beside:.4g}"
-    return f"{value:.7g}" if alike else f"{value:.4g}"
+    precisions = (".4g", ".7g", "")
+    return next(
+        text for each in precisions if (text := f"{value:{each}}") and (beside in (None, value) or text != f"{beside:{each}}")
+    )
 
 
 def phase(status: RunStatus) -> str:
