@@ -91,7 +91,9 @@ class AlgorithmSection(BaseModel):
         default=0.0, ge=0.0, le=1.0, description="linear: where the learning rate ends, and stays"
     )
     lr_env_steps: Annotated[_Linear[int], PER_ENVIRONMENT] = Field(
-        default=0, ge=0, description="linear: env steps until lr_final is reached; 0: all of target.env_steps"
+        default=0,
+        ge=0,
+        description="linear: env steps until lr_final is reached; 0: all of target.env_steps, which a resume may raise",
     )
     clip_reward: bool = Field(default=False, description="train on the sign of the reward (returns are always reported raw)")
     precision: Precision = Field(

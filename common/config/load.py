@@ -10,7 +10,6 @@ The caller passes the environment as a mapping.
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from common.conditions import COMMAND_LINE, DEFAULT
 from common.config.errors import config_error, joined, schema_at, settings_class, variants_with
 from common.config.layers import Layer, Tree, leaves, merge_layers, nest, parse_yaml, source_of
 from common.config.schema import Settings
+from common.config.sections import as_run_name
 from common.errors import ConfigError
 
 ENV_PREFIX = "ROOKERY_"
@@ -113,13 +113,13 @@ def _named_by_environment(loaded: LoadedSettings, preset: Sequence[Layer]) -> Lo
 def _run_name(settings: Settings) -> str:
     """Return environment and algorithm in the characters of a run id, such as `LunarLander-v3-ppo`."""
     env = settings.env.entry_point.replace(":", ".") or settings.env.id.rpartition(":")[2].rpartition("/")[2]
-    return re.sub(r"[^A-Za-z0-9._]+", "-", f"{env}-{settings.algorithm.name}")
+    return as_run_name(f"{env}-{settings.algorithm.name}")
 
 
 def _of_one_algorithm(stack: Sequence[Layer]) -> list[Layer]:
     """Return the layers without the `algorithm` sections of other algorithms, so that `algorithm.name=impala` is enough."""
-    names = [section.get("name") for layer in stack if isinstance(section := layer.values.get("algorithm"), dict)]
-    selected = next((name for name in reversed(names) if name is not None), None)
+    sections = [section for layer in stack if isinstance(section := layer.values.get("algorithm"), dict)]
+    selected = next((section["name"] for section in reversed(sections) if "name" in section), None)
 
     def is_kept(key: str, value: Any) -> bool:
         return key != "algorithm" or not isinstance(value, dict) or value.get("name", selected) == selected

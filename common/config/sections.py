@@ -58,6 +58,11 @@ class Section(BaseModel):
     every_setting: ClassVar[tuple[Any, ...]] = ()  # conditions and marks of `common.conditions`
 
 
+def as_run_name(text: str) -> str:
+    """Return `text` in the characters of a run id, such as `my-run` for "my run", at most 100 of them."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:100]
+
+
 class RunSettings(Section):
     """Identity of the run."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from common.config.layers import parse_yaml
 from common.config.load import LoadedSettings
+from common.config.sections import as_run_name
 from common.errors import ConfigError, ResourceError
 from common.runtime.disk import DISK, PARTIAL, Disk, write_atomically
 
@@ -96,12 +97,12 @@ def require_same_run(config: bytes, loaded: LoadedSettings) -> None:
 
 def default_path(*, preset: str, seed: int, now: datetime) -> Path:
     """`runs/<preset>-<YYYYmmdd-HHMMSS>-s<seed>`, for settings that name no folder."""
-    return Path("runs") / f"{preset or 'run'}-{now:%Y%m%d-%H%M%S}-s{seed}"
+    return Path("runs") / f"{as_run_name(preset) or 'run'}-{now:%Y%m%d-%H%M%S}-s{seed}"
 
 
 def new_run_id(*, preset: str, now: datetime) -> str:
     """`<preset>-<YYYYmmdd-HHMMSS>-<6 hex digits>`, of which the newest run of a preset is the last in the alphabet."""
-    return f"{preset or 'run'}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+    return f"{as_run_name(preset) or 'run'}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 def create(path: Path, *, config: str, command: Sequence[str], disk: Disk = DISK) -> RunDirectory:

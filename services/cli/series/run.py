@@ -208,9 +208,12 @@ def _merged(saved: Sequence[str], newer: Sequence[str], *, counted: bool) -> tup
 
 
 def require_own_ids(loaded: LoadedSettings) -> None:
-    """Raise `ConfigError` where all runs would have one `run.id`, by which trackers know a run."""
-    if (found := loaded.settings.run.id) and not is_config_of_a_run(loaded.provenance["run.id"]):
+    """Raise `ConfigError` where all runs would have one `run.id`, by which trackers know a run, or one `run.dir`."""
+    run = loaded.settings.run
+    if (found := run.id) and not is_config_of_a_run(loaded.provenance["run.id"]):
         raise ConfigError("run.id of a series", found=found, wanted="none: each of its runs has an id of its own")
+    if (found := run.dir) and not is_config_of_a_run(loaded.provenance["run.dir"]):
+        raise ConfigError("run.dir of a series", found=found, wanted="none", fix="name the folder of all its runs by --run-dir")
 
 
 def _existing(folder: Path | None) -> Path:

@@ -9,6 +9,8 @@ from common.errors import ConfigError
 
 pytestmark = pytest.mark.pure
 
+WIDTH = "integer in 1..65536"
+
 
 @pytest.mark.parametrize(
     ("setting", "words"),
@@ -23,8 +25,8 @@ pytestmark = pytest.mark.pure
         ("env.kwargs", "mapping"),
         ("log.format", "one of auto, plain, json"),
         ("algorithm.name", "one of a3c, a3c-grad, dqn, impala, ppo, pqn, sac, td3"),
-        ("model.hidden", "list of integer"),
-        ("model.conv", "list of list of (integer, integer, integer) or one of auto, impala, impala-2, impala-4"),
+        ("model.hidden", f"list of {WIDTH}"),
+        ("model.conv", f"list of list of ({WIDTH}, {WIDTH}, {WIDTH}) or one of auto, impala, impala-2, impala-4"),
     ],
 )
 def test_what_a_setting_accepts_is_said_in_words(setting, words):
@@ -60,14 +62,29 @@ def _complaint(*overrides):
             "model.conv=[[1, 2]]",
             (
                 "model.conv: found [[1, 2]] (command line), "
-                "wanted list of list of (integer, integer, integer) or one of auto, impala, impala-2, impala-4"
+                f"wanted list of list of ({WIDTH}, {WIDTH}, {WIDTH}) or one of auto, impala, impala-2, impala-4"
             ),
         ),
         (
             "model.conv=resnet",
             (
                 "model.conv: found 'resnet' (command line), "
-                "wanted list of list of (integer, integer, integer) or one of auto, impala, impala-2, impala-4"
+                f"wanted list of list of ({WIDTH}, {WIDTH}, {WIDTH}) or one of auto, impala, impala-2, impala-4"
+            ),
+        ),
+        (
+            "model.conv=[[16, 3, 0]]",
+            (
+                "model.conv: found [[16, 3, 0]] (command line), "
+                f"wanted list of list of ({WIDTH}, {WIDTH}, {WIDTH}) or one of auto, impala, impala-2, impala-4"
+            ),
+        ),
+        ("model.hidden=[0]", f"model.hidden: found [0] (command line), wanted list of {WIDTH}"),
+        (
+            "algorithm.name=null",
+            (
+                "algorithm.name: found None (command line), "
+                "wanted one of a3c, a3c-grad, dqn, impala, ppo, pqn, sac, td3, or your own package.module:ENTRY"
             ),
         ),
         (

@@ -233,3 +233,11 @@ def test_a_name_that_the_settings_take_is_one_that_a_worker_can_go_by(name):
             ActorSettings(name=name)
     else:
         assert ActorSettings(name=name).name == name
+
+
+def test_each_rank_has_a_port():
+    """Else `rookery train` ended with a traceback."""
+    last = {"bind": "tcp://127.0.0.1:65534", "ranks": 2}
+    assert Settings(learner=last).learner.ranks == 2
+    with pytest.raises(ValidationError, match=r"learner\.bind: found tcp://127\.0\.0\.1:65535, wanted a port of at most 65534"):
+        Settings(learner=last | {"bind": "tcp://127.0.0.1:65535"})

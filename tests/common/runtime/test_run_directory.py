@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from common.config.sections import RunSettings
 from common.errors import ConfigError, ResourceError
 from common.runtime.disk import DISK, Disk
-from common.runtime.run_directory import RunDirectory, create, default_path, held, reopen
+from common.runtime.run_directory import RunDirectory, create, default_path, held, new_run_id, reopen
 
 pytestmark = pytest.mark.service
 
@@ -19,6 +20,15 @@ def test_a_run_without_a_name_gets_one_that_sorts_by_time():
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     assert default_path(preset="pong", seed=7, now=now) == Path("runs/pong-20260102-030405-s7")
     assert default_path(preset="", seed=1, now=now).name == "run-20260102-030405-s1"
+
+
+def test_a_file_of_any_name_gives_a_run_id():
+    """Workers refuse ids of other characters, and longer ones: the run began and failed."""
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert default_path(preset="my run/größe", seed=7, now=now).name == "my-run-gr-e-20260102-030405-s7"
+    found = new_run_id(preset="my run " + 140 * "x", now=now)
+    assert found.startswith("my-run-xxx")
+    assert RunSettings(id=found).id == found
 
 
 def test_a_new_run_holds_its_configuration_and_its_command(tmp_path):
