@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from common.algorithms.payload import Payload, trajectory_payload
 from common.algorithms.sections import AlgorithmSection
 from common.models import snapshot
-from common.models.memory import Past, Recurrent
+from common.models.memory import Past, Recurrent, finite_states
 from common.models.spec import Precision
 from common.protocol.events import Experience
 from common.protocol.messages import Arrays, ArraySpec
@@ -216,12 +216,9 @@ class NetworkPolicy(Generic[Net]):
         return Past(self.memory, self._start)
 
     def _remember(self, state: Tensor | None) -> None:
-        """Keep the states [B, S] after an `act`, for the next; None without memory.
-
-        One that is not finite begins anew: it would outlast the observation that spoilt it, until the episode ends.
-        """
+        """Keep the states [B, S] after an `act`, for the next; None without memory."""
         if state is not None:
-            self.memory = state.masked_fill(~state.isfinite().all(dim=1, keepdim=True), 0.0)
+            self.memory = finite_states(state)
             self._start = torch.zeros_like(self._start)
 
     @property

@@ -155,16 +155,25 @@ def _bounds(bounds: NDArray[Any]) -> tuple[float, ...]:
     return tuple(np.where(none, np.copysign(np.inf, bounds), bounds).astype(float).tolist())
 
 
+def _from_zero(action: Array, *, shape: tuple[int, ...], start: Any, dtype: Any) -> Array:
+    taken: Array = (action.reshape(shape) + start).astype(dtype, copy=False)
+    return taken
+
+
+def _clipped(action: Array, *, shape: tuple[int, ...], low: Array, high: Array, dtype: Any) -> Array:
+    return np.clip(action, low, high).astype(dtype, copy=False).reshape(shape)
+
+
 def describe_action(space: Space[Any]) -> tuple[ActionSpec, Callable[[Array], Array]]:
     """Return the spec of an action, and the function that converts it to the environment's own."""
     shape, dtype = (-1, *(space.shape or ())), space.dtype
     if isinstance(space, Discrete | MultiDiscrete | MultiBinary):
         choices, start = _choices(space)
         action = ActionSpec(choices=choices, shape=() if isinstance(space, Discrete) else (len(choices),))
-        return action, lambda action: (action.reshape(shape) + start).astype(dtype, copy=False)
+        return action, partial(_from_zero, shape=shape, start=start, dtype=dtype)
     if isinstance(space, Box) and space.dtype.kind == "f":
         low, high = space.low.ravel(), space.high.ravel()
         action = ActionSpec(shape=low.shape, low=_bounds(low), high=_bounds(high))
-        return action, lambda action: np.clip(action, low, high).astype(dtype, copy=False).reshape(shape)
+        return action, partial(_clipped, shape=shape, low=low, high=high, dtype=dtype)
     wanted = "Discrete, MultiDiscrete, MultiBinary, or a Box of floats"
     raise ConfigError("action space not supported", found=space, wanted=wanted, fix=_WRAP)

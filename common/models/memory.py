@@ -39,6 +39,14 @@ def remember(recurrent: Recurrent | None, features: Tensor, past: Past | None) -
     return outputs.to(features.dtype), states
 
 
+def finite_states(state: Tensor) -> Tensor:
+    """Return the states [B, S] after an `act`, as the next one takes them: one that is not finite begins anew.
+
+    It would outlast the observation that spoilt it, until the episode ends.
+    """
+    return state.masked_fill(~state.isfinite().all(dim=1, keepdim=True), 0.0)
+
+
 class Recurrent(nn.Module):
     """The cell, always computed in float32: the rounding of a state to bfloat16 would add up from env step to env step."""
 

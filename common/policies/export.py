@@ -34,7 +34,7 @@ from common.envs.spec import ACTION_MASK, EnvSpec, Leaf
 from common.errors import ConfigError, ResourceError
 from common.models.distributions import Categoricals, DiagonalGaussian
 from common.models.leaves import Observation
-from common.models.memory import Past
+from common.models.memory import Past, finite_states
 from common.models.nets import ActorCritic, QNetwork
 from common.policies.load import TrainedPolicy
 
@@ -122,10 +122,10 @@ class _Graph(nn.Module):
         memory: list[Tensor] = []
         if past is not None and isinstance(self.network, ActorCritic):  # no `act`, which keeps the memory itself
             policy, state = self.network.policy(observation, past)
-            chosen, memory = policy.mode(), [] if state is None else [state]
+            chosen, memory = policy.mode(), [] if state is None else [finite_states(state)]
         elif past is not None and isinstance(self.network, QNetwork):
             values, state = self.network(observation, past)
-            chosen, memory = values.argmax(dim=1), [] if state is None else [state]
+            chosen, memory = values.argmax(dim=1), [] if state is None else [finite_states(state)]
         else:
             given: Any = observation
             chosen = self._policy.act(given, greedy=True)["action"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,10 +25,10 @@ from common.config.code_references import named_modules
 from common.config.errors import config_error
 from common.config.load import load_settings
 from common.config.schema import Settings
-from common.envs.leaves import join_inputs
+from common.envs.leaves import components_allowed, join_inputs
 from common.envs.make import PICTURE
 from common.envs.spec import ONE_ARRAY, EnvSettings, EnvSpec, Leaf
-from common.envs.trial import trial
+from common.envs.trial import spec_of, trial
 from common.errors import ConfigError, ResourceError
 from common.models import snapshot
 from common.policies.environment import RunEnvironment
@@ -104,8 +104,14 @@ class TrainedPolicy:
             found = f"{sorted(arrays)}" if isinstance(observation, Mapping) else "one array"
             raise ConfigError("observation of other arrays", found=found, wanted=f"{[leaf.path for leaf in inputs]}")
         single = np.shape(arrays[inputs[0].path]) == inputs[0].shape
-        joined = join_inputs(self.env, [_batch(leaf, np.asarray(arrays[leaf.path]), single=single) for leaf in inputs])
-        return torch.from_numpy(joined), single
+        batches = [_batch(leaf, np.asarray(arrays[leaf.path]), single=single) for leaf in inputs]
+        if len(set(map(len, batches))) > 1:
+            found = ", ".join(f"{len(batch)} of {leaf.path}" for leaf, batch in zip(inputs, batches, strict=True))
+            raise ConfigError("a batch of observations", found=found, wanted="as many of each array")
+        if self.env.action_mask and not components_allowed(self.env.action.choices, batches[-1]).all():
+            wanted = "an allowed action of each component in each observation"
+            raise ConfigError("an action mask allows no action", found="zeros alone", wanted=wanted)
+        return torch.from_numpy(join_inputs(self.env, batches)), single
 
     @property
     def module(self) -> nn.Module:
@@ -145,13 +151,20 @@ class TrainedPolicy:
         if idle := set(overrides).intersection(environment.unheeded):
             environment.close()
             _require_heeded(self.settings.env, idle)
-        if (environment.run_spec.inputs, environment.run_spec.action) != (self.env.inputs, self.env.action):
+        if not _fits(environment.run_spec, self.env):
             environment.close()
-            wanted = "observations and actions of the run"
-            raise ConfigError(
-                "the environment does not fit the policy", found=f"other settings of {sorted(overrides)}", wanted=wanted
-            )
+            raise _unfit(overrides)
         return HumanRendering(environment) if render_mode == "human" else environment
+
+
+def _fits(spec: EnvSpec, own: EnvSpec) -> bool:
+    """Return whether an environment has the observations and actions of the run."""
+    return (spec.inputs, spec.action, spec.action_mask) == (own.inputs, own.action, own.action_mask)
+
+
+def _unfit(changed: Iterable[str]) -> ConfigError:
+    found, wanted = f"other settings of {sorted(changed)}", "observations and actions of the run"
+    return ConfigError("the environment does not fit the policy", found=found, wanted=wanted, fix="leave them as they are")
 
 
 def _batch(leaf: Leaf, array: NDArray[Any], *, single: bool) -> NDArray[Any]:
@@ -161,12 +174,16 @@ def _batch(leaf: Leaf, array: NDArray[Any], *, single: bool) -> NDArray[Any]:
         wanted = f"{leaf.shape}, or a batch (N, {', '.join(map(str, leaf.shape))})"
         fix = "take observations of `make_env`, which stacks frames as the run did"
         raise ConfigError(f"{name} of another shape", found=str(array.shape), wanted=wanted, fix=fix)
-    if not np.can_cast(array.dtype, np.dtype(leaf.dtype), "same_kind"):
+    whole = leaf.choices and array.dtype.kind in "biu"  # of any type, such as the int8 of gymnasium's masks: the values decide
+    if not (whole or np.can_cast(array.dtype, np.dtype(leaf.dtype), "same_kind")):
         raise ConfigError(f"{name} of another type", found=str(array.dtype), wanted=leaf.dtype)
     if leaf.choices and not ((array >= 0) & (array < np.array(leaf.choices))).all():
         wanted, fix = f"0 to below {leaf.choices}", "take off the start of the space, as `make_env` does"
         raise ConfigError(f"{name} outside of its choices", found=f"{array.min()} to {array.max()}", wanted=wanted, fix=fix)
-    return np.array(array.reshape(-1, *leaf.shape), leaf.dtype)
+    cast = np.array(array.reshape(-1, *leaf.shape), leaf.dtype)
+    if cast.dtype.kind in "iu" and not np.array_equal(cast.ravel(), array.ravel()):
+        raise ConfigError(f"{name} outside of its type", found=f"{array.min()} to {array.max()}", wanted=leaf.dtype)
+    return cast
 
 
 def load_policy(
@@ -192,6 +209,7 @@ def load_policy(
         ConfigError: there is no such run or checkpoint, its settings are not those of this version, or name other code.
         ResourceError: the checkpoint is damaged, or does not fit the settings.
     """
+    overrides, allow_code = ((each,) if isinstance(each, str) else each for each in (overrides, allow_code))
     directory, folder = _find(fetch(str(path)), checkpoint)
     with extensions.restricted((*allow_code, *named_modules(overrides)), run=directory.path):
         return _load(directory, folder, overrides, seed, best=checkpoint == BEST)
@@ -206,10 +224,12 @@ def _load(directory: RunDirectory, folder: Path, overrides: Sequence[str], seed:
         raise ResourceError(f"checkpoint {folder} cannot be used", found=str(error), wanted="a whole one", fix=fix) from error
     if best:
         _require_same_task(directory, folder, saved)
+    changed = {text.partition("=")[0].removeprefix("env.") for text in overrides}
     with trial(settings.env) as environment:
         spec, to_native = environment.spec, environment.to_native
-        changed = {text.partition("=")[0].removeprefix("env.") for text in overrides}
         _require_heeded(settings.env, changed.intersection(environment.unheeded))
+    if changed and not _fits(spec, spec_of(_settings(directory, ()).env)):
+        raise _unfit(changed)
     policy = build_policy(
         settings.algorithm,
         model=settings.model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from dataclasses import replace
 
@@ -40,6 +41,15 @@ class Shifted(gymnasium.Env):
     def step(self, action):
         assert self.action_space.contains(np.int64(action)), action
         return np.zeros(2, np.float32), float(action), True, False, {}
+"""
+
+BOUNDED = """
+class Bounded(Shifted):
+    def __init__(self, high):
+        self.action_space = gymnasium.spaces.Box(-high, high, (1,), np.float32)
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, True, False, {}
 """
 
 
@@ -128,6 +138,56 @@ def test_floats_are_no_image(make_run):
     policy = load_policy(run.path)
     with pytest.raises(ConfigError, match="float32"):
         policy(observations(policy).astype(np.float32))
+
+
+def test_integers_that_an_image_cannot_have_are_refused(make_run):
+    """They were taken modulo 256."""
+    run, _ = make_run("env.height=36", "env.width=36", "env.crop=[0,0]", "model.conv=[[4,8,4]]", SMALL, preset="pong")
+    policy = load_policy(run.path)
+    images = observations(policy).astype(np.uint16)
+    assert policy(images).shape == (50,)
+    images[3] += 256
+    with pytest.raises(ConfigError, match=r"observation outside of its type: found 0 to \d+, wanted uint8"):
+        policy(images)
+
+
+MASKED = ("env.entry_point=common.envs.probes:mixed_action", "env.kwargs={mask: leaf}", "env.action_mask=true")
+
+
+def test_masks_of_other_integers_are_taken_and_those_that_allow_nothing_are_not(make_run):
+    policy = load_policy(make_run(SMALL, *MASKED)[0].path)
+    observation, _ = policy.make_env().reset(seed=1)
+    mask = observation["action_mask"]
+    assert all(policy(observation | {"action_mask": mask.astype(dtype)}) == policy(observation) for dtype in ("int8", "bool"))
+    with pytest.raises(ConfigError, match="an action mask allows no action: found zeros alone"):
+        policy(observation | {"action_mask": 0 * mask})
+    batch = {path: np.stack(3 * [array]) for path, array in observation.items()}
+    with pytest.raises(ConfigError, match=r"a batch of observations: found .*1 of action_mask, wanted as many of each array"):
+        policy(batch | {"action_mask": mask[np.newaxis]})
+
+
+def test_settings_that_change_bounds_or_masks_do_not_fit_a_policy(make_run, tmp_path, monkeypatch):
+    """Its actions were scaled to other bounds, and the mask was left out, without a word."""
+    (tmp_path / "bounded_games.py").write_text(OWN + BOUNDED, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    runs = (
+        (
+            ("env.entry_point=bounded_games:Bounded", "env.kwargs={high: 1}"),
+            ("env.kwargs={high: 100}",),
+        ),
+        (MASKED, ("env.action_mask=false",)),
+    )
+    for number, (settings, changed) in enumerate(runs):
+        run, _ = make_run(SMALL, *settings, path=tmp_path / f"run{number}")
+        assert "the environment does not fit the policy: found other settings of ['" in refusal(run.path, overrides=changed)
+        load_policy(run.path, overrides=["env.num_envs=2"])
+
+
+def test_a_policy_can_be_sent_to_another_process(make_run, tmp_path):
+    for preset in ("cartpole", "pendulum"):
+        policy = load_policy(make_run(SMALL, preset=preset, path=tmp_path / preset)[0].path)
+        batch = observations(policy)
+        assert np.array_equal(pickle.loads(pickle.dumps(policy))(batch), policy(batch))
 
 
 # --- which checkpoint ---
@@ -262,5 +322,7 @@ def test_settings_that_a_policy_does_not_fit(make_run):
     run, _ = make_run(SMALL)
     assert load_policy(run.path, overrides=["env.num_envs=3"]).settings.env.num_envs == 3
     assert "found algorithm.gamma=1, wanted env.key=value" in refusal(run.path, overrides=["algorithm.gamma=1"])
-    assert "is of another architecture" in refusal(run.path, overrides=["env.id=Pendulum-v1"])
+    assert "the environment does not fit the policy: found other settings of ['id']" in refusal(
+        run.path, overrides="env.id=Pendulum-v1"
+    )
     assert "env.num_env" in refusal(run.path, overrides=["env.num_env=3"])

@@ -187,7 +187,7 @@ def test_the_table_of_games_is_that_of_ale():
         (["RUN", "env.frame_skip=2"], "settings without effect on"),
         (["RUN", "algorithm.gamma=1"], "wanted env.key=value"),
         (["RUN", "env.num_env=1"], "did you mean num_envs?"),
-        (["RUN", "env.frame_stack=2"], "is of another architecture"),
+        (["RUN", "env.frame_stack=2"], "the environment does not fit the policy: found other settings of ['frame_stack']"),
         (["RUN", "--video", "x.mp4"], "unknown option --video"),
     ],
 )
