@@ -109,9 +109,13 @@ def conflicts(settings: Settings) -> Iterator[str]:
     if settings.rank_actors > learner.max_actors:
         most = f"{learner.max_actors * learner.ranks} = learner.max_actors x learner.ranks"
         yield f"actor.count: found {actor.count}, wanted at most {most}: more would be refused"
-    last = max(each.port for each in parse_endpoints(learner.bind)) + learner.ranks - 1
-    if last > MAX_PORT:
-        yield f"learner.bind: found {learner.bind}, wanted a port of at most {MAX_PORT - learner.ranks + 1}: each rank has one"
+    highest = MAX_PORT - learner.ranks + 1
+    for key, found, port in (
+        ("learner.bind", learner.bind, max(each.port for each in parse_endpoints(learner.bind))),
+        ("metrics.port", settings.metrics.port, settings.metrics.port),
+    ):
+        if port > highest:
+            yield f"{key}: found {found}, wanted a port of at most {highest}: each rank of a machine binds the next one"
     if scale.batch_env_steps > scale.env_steps:
         yield f"target.env_steps: found {scale.env_steps}, wanted at least {scale.batch_words}: one update trains on that many"
     size = sum(len(section.model_dump_json().encode()) for section in (settings.env, settings.model, settings.algorithm))

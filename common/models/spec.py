@@ -13,10 +13,10 @@ from common.errors import ConfigError
 Precision: TypeAlias = Literal["fp32", "bf16"]
 """Of arithmetic, or of sent parameters."""
 
-Width: TypeAlias = Annotated[int, Field(ge=1, le=65536)]
-"""Number of units or channels of a layer, or a side of a kernel."""
+Size: TypeAlias = Annotated[int, Field(ge=1, le=65536)]
+"""Number of units or channels of a layer, side of a kernel, or stride."""
 
-Convolutions: TypeAlias = tuple[tuple[Width, Width, Width], ...]
+Convolutions: TypeAlias = tuple[tuple[Size, Size, Size], ...]
 """(channels, kernel, stride) of each layer."""
 
 
@@ -67,7 +67,7 @@ class ModelSettings(BaseModel):
         "kwargs, returns a torch Module from observations to features",
     )
     kwargs: Annotated[dict[str, Any], Unless("entry_point", "")] = Field(default_factory=dict, description="of the entry point")
-    hidden: tuple[Width, ...] = Field(
+    hidden: tuple[Size, ...] = Field(
         default=(512,), description="widths of the fully connected layers after the convolutions, or of the whole MLP"
     )
     activation: Literal["relu", "elu", "tanh", "silu"] = Field(default="relu", description="nonlinearity between layers")

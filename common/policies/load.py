@@ -108,9 +108,11 @@ class TrainedPolicy:
         if len(set(map(len, batches))) > 1:
             found = ", ".join(f"{len(batch)} of {leaf.path}" for leaf, batch in zip(inputs, batches, strict=True))
             raise ConfigError("a batch of observations", found=found, wanted="as many of each array")
-        if self.env.action_mask and not components_allowed(self.env.action.choices, batches[-1]).all():
-            wanted = "an allowed action of each component in each observation"
-            raise ConfigError("an action mask allows no action", found="zeros alone", wanted=wanted)
+        if self.env.action_mask:
+            allowed = components_allowed(self.env.action.choices, batches[-1])
+            if not allowed.all(axis=1).any():  # agents that have left may have zeros
+                found, wanted = f"no choice of component {allowed[0].argmin()}", "one of each component"
+                raise ConfigError("an action mask allows no action", found=found, wanted=wanted)
         return torch.from_numpy(join_inputs(self.env, batches)), single
 
     @property
@@ -228,7 +230,7 @@ def _load(directory: RunDirectory, folder: Path, overrides: Sequence[str], seed:
     with trial(settings.env) as environment:
         spec, to_native = environment.spec, environment.to_native
         _require_heeded(settings.env, changed.intersection(environment.unheeded))
-    if changed and not _fits(spec, spec_of(_settings(directory, ()).env)):
+    if changed and (own := _own_spec(directory)) and not _fits(spec, own):
         raise _unfit(changed)
     policy = build_policy(
         settings.algorithm,
@@ -256,6 +258,14 @@ def _load(directory: RunDirectory, folder: Path, overrides: Sequence[str], seed:
         policy=policy,
         to_native=to_native,
     )
+
+
+def _own_spec(directory: RunDirectory) -> EnvSpec | None:
+    """Return the spec of the run's environment; None where it cannot be built here, which other settings may mend."""
+    try:
+        return spec_of(_settings(directory, ()).env)
+    except ConfigError:
+        return None
 
 
 def _find(path: Path, checkpoint: str | Version) -> tuple[RunDirectory, Path]:

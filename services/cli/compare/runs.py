@@ -100,7 +100,8 @@ def read_runs(paths: Iterable[Path], *, copies: Iterable[Path] = ()) -> list[Run
             raise ConfigError(f"no run in {path}", found=what, wanted=wanted)
         found |= {folder.resolve(): read_run(folder) for folder in inside}
     equal: dict[tuple[str, str], list[RunData]] = {}
-    for run in (*found.values(), *map(read_run, dict.fromkeys(copies))):
+    every = (*found.values(), *map(read_run, dict.fromkeys(copies)))
+    for run in sorted(every, key=lambda run: not run.curve):  # one without a point may be a copy of several
         origin, first = _identity(run)
         known = (key for key in equal if key[0] == origin and (key[1] == first or "" in (key[1], first)))
         equal.setdefault(next(known, (origin, first)), []).append(run)

@@ -84,7 +84,7 @@ def environment_errors(name: str) -> Iterator[None]:
 
 
 def environment_seed(seed: int) -> int:
-    """Return the seed of the first environment, b has that + b. Those of two values of `seed` have nothing in common."""
+    """Return the seed of the first environment; environment b has this plus b. Two values of `seed` give unrelated seeds."""
     return derive_seed(seed, "environment", role="evaluate")
 
 

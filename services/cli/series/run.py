@@ -15,11 +15,12 @@ from pathlib import Path
 from threading import Event
 from typing import Any, TextIO
 
-from common.conditions import DEFAULT
+from common.conditions import COMMAND_LINE, DEFAULT
 from common.config.code_references import allow_code
 from common.config.layers import differences, leaves
 from common.config.load import LoadedSettings, load_settings
 from common.config.schema import Settings
+from common.config.sections import as_run_name
 from common.errors import ConfigError, ResourceError
 from common.runtime.disk import write_atomically
 from common.runtime.process import INTERRUPTED
@@ -93,7 +94,7 @@ def open_series(request: SeriesRequest, *, environ: Mapping[str, str], now: date
     with held(RunDirectory(before)) if before else nullcontext():  # the file that is read is the one that is replaced
         saved = _read(before) if before else None
         series, settings = _planned(request, saved, environ)
-        folder = request.folder or Path("runs") / f"{settings.run.preset or 'run'}-{now:%Y%m%d-%H%M%S}"
+        folder = request.folder or Path("runs") / f"{as_run_name(settings.run.preset) or 'run'}-{now:%Y%m%d-%H%M%S}"
         content = (json.dumps(asdict(series), indent=2) + "\n").encode()
         with written_folder(folder, {SERIES_FILE: content}, what="series", resume=request.resume):
             yield series, folder
@@ -212,7 +213,7 @@ def require_own_ids(loaded: LoadedSettings) -> None:
     run = loaded.settings.run
     if (found := run.id) and not is_config_of_a_run(loaded.provenance["run.id"]):
         raise ConfigError("run.id of a series", found=found, wanted="none: each of its runs has an id of its own")
-    if (found := run.dir) and not is_config_of_a_run(loaded.provenance["run.dir"]):
+    if (found := run.dir) and loaded.provenance["run.dir"] == COMMAND_LINE:
         raise ConfigError("run.dir of a series", found=found, wanted="none", fix="name the folder of all its runs by --run-dir")
 
 

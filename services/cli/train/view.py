@@ -82,10 +82,9 @@ def score(value: float | None, beside: float | None = None) -> str:
     """Format a return with four digits, or with more where `beside`, another value, has the same; a dash for None."""
     if value is None:
         return "-"
-    precisions = (".4g", ".7g", "")
-    return next(
-        text for each in precisions if (text := f"{value:{each}}") and (beside in (None, value) or text != f"{beside:{each}}")
-    )
+    if beside is None or f"{value:.4g}" != f"{beside:.4g}" or value == beside:
+        return f"{value:.4g}"
+    return f"{value:.7g}" if f"{value:.7g}" != f"{beside:.7g}" else str(value)
 
 
 def phase(status: RunStatus) -> str:

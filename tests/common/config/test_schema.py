@@ -241,3 +241,5 @@ def test_each_rank_has_a_port():
     assert Settings(learner=last).learner.ranks == 2
     with pytest.raises(ValidationError, match=r"learner\.bind: found tcp://127\.0\.0\.1:65535, wanted a port of at most 65534"):
         Settings(learner=last | {"bind": "tcp://127.0.0.1:65535"})
+    with pytest.raises(ValidationError, match=r"metrics\.port: found 65535, wanted a port of at most 65534"):
+        Settings(learner=last, metrics={"port": 65535})

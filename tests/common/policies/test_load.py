@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import sys
 from dataclasses import replace
 
 import gymnasium
@@ -159,9 +160,11 @@ def test_masks_of_other_integers_are_taken_and_those_that_allow_nothing_are_not(
     observation, _ = policy.make_env().reset(seed=1)
     mask = observation["action_mask"]
     assert all(policy(observation | {"action_mask": mask.astype(dtype)}) == policy(observation) for dtype in ("int8", "bool"))
-    with pytest.raises(ConfigError, match="an action mask allows no action: found zeros alone"):
+    with pytest.raises(ConfigError, match="an action mask allows no action: found no choice of component 0"):
         policy(observation | {"action_mask": 0 * mask})
     batch = {path: np.stack(3 * [array]) for path, array in observation.items()}
+    left = batch["action_mask"] * np.array([[1], [0], [1]], np.uint8)  # of three agents one has left
+    assert policy(batch | {"action_mask": left})[0] == policy(observation)
     with pytest.raises(ConfigError, match=r"a batch of observations: found .*1 of action_mask, wanted as many of each array"):
         policy(batch | {"action_mask": mask[np.newaxis]})
 
@@ -181,6 +184,10 @@ def test_settings_that_change_bounds_or_masks_do_not_fit_a_policy(make_run, tmp_
         run, _ = make_run(SMALL, *settings, path=tmp_path / f"run{number}")
         assert "the environment does not fit the policy: found other settings of ['" in refusal(run.path, overrides=changed)
         load_policy(run.path, overrides=["env.num_envs=2"])
+    (tmp_path / "other_games.py").write_text(OWN + BOUNDED, encoding="utf-8")
+    (tmp_path / "bounded_games.py").write_text("")
+    monkeypatch.delitem(sys.modules, "bounded_games")
+    load_policy(tmp_path / "run0", overrides=["env.entry_point=other_games:Bounded"])  # which mends the environment of the run
 
 
 def test_a_policy_can_be_sent_to_another_process(make_run, tmp_path):
