@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import shutil
-import sys
 from dataclasses import replace
 
 import gymnasium
@@ -46,7 +45,8 @@ class Shifted(gymnasium.Env):
 
 BOUNDED = """
 class Bounded(Shifted):
-    def __init__(self, high):
+    def __init__(self, high, level="level"):
+        open(level).close()
         self.action_space = gymnasium.spaces.Box(-high, high, (1,), np.float32)
 
     def step(self, action):
@@ -172,6 +172,7 @@ def test_masks_of_other_integers_are_taken_and_those_that_allow_nothing_are_not(
 def test_settings_that_change_bounds_or_masks_do_not_fit_a_policy(make_run, tmp_path, monkeypatch):
     """Its actions were scaled to other bounds, and the mask was left out, without a word."""
     (tmp_path / "bounded_games.py").write_text(OWN + BOUNDED, encoding="utf-8")
+    (tmp_path / "level").touch()
     monkeypatch.chdir(tmp_path)
     runs = (
         (
@@ -184,10 +185,8 @@ def test_settings_that_change_bounds_or_masks_do_not_fit_a_policy(make_run, tmp_
         run, _ = make_run(SMALL, *settings, path=tmp_path / f"run{number}")
         assert "the environment does not fit the policy: found other settings of ['" in refusal(run.path, overrides=changed)
         load_policy(run.path, overrides=["env.num_envs=2"])
-    (tmp_path / "other_games.py").write_text(OWN + BOUNDED, encoding="utf-8")
-    (tmp_path / "bounded_games.py").write_text("")
-    monkeypatch.delitem(sys.modules, "bounded_games")
-    load_policy(tmp_path / "run0", overrides=["env.entry_point=other_games:Bounded"])  # which mends the environment of the run
+    (tmp_path / "level").rename(tmp_path / "moved")
+    load_policy(tmp_path / "run0", overrides=["env.kwargs={high: 1, level: moved}"])  # the run's own cannot be built any more
 
 
 def test_a_policy_can_be_sent_to_another_process(make_run, tmp_path):
