@@ -111,11 +111,10 @@ def _by_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _require_once(options: argparse.Namespace) -> None:
-    """Refuse (ConfigError) a setting that is given twice, by its name or by an option: one of both would win without a word."""
-    named = [text.partition("=")[0] for text in options.overrides]
-    named += [key for key, value in (_by_options(options) | {"run.dir": options.run_dir}).items() if value is not None]
-    if twice := sorted({key for key in named if named.count(key) > 1}):
-        raise ConfigError("settings given twice", found=", ".join(twice), wanted="each once, by its name or by an option")
+    """Refuse (ConfigError) a setting that an option sets too: one of both would win without a word."""
+    by_options = {key for key, value in (_by_options(options) | {"run.dir": options.run_dir}).items() if value is not None}
+    if twice := by_options & {text.partition("=")[0] for text in options.overrides}:
+        raise ConfigError("by an option and by its name", found=", ".join(sorted(twice)), wanted="each setting once")
 
 
 def _initial(options: argparse.Namespace) -> str | None:
