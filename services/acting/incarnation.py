@@ -99,7 +99,7 @@ class Incarnation:
     def try_steps(self) -> None:
         """Take two env steps with random actions: the first brings only a reset where an episode is over.
 
-        Raises `StateError` where one fails. This object must then not be used any more, nor where none does.
+        Raises `StateError` where one fails. This object must not be used afterwards.
         """
         assert isinstance(self.environment, VectorEnvironment)
         spec, random, seen = self.environment.spec, np.random.default_rng(0), self.rollout.observation

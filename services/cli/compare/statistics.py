@@ -21,7 +21,7 @@ CONFIDENCE = 0.95
 RESAMPLES = 2_000
 CURVE_POINTS = 100
 COVERAGE = {2: 49, 3: 73, 4: 88, 5: 90, 6: 90, 7: 91}
-"""How many of 100 intervals contain the true mean, by the number of values, which are normally distributed."""
+"""Of 100 intervals those that contain the true mean, by the number of values, drawn from a normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)

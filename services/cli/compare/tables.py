@@ -112,7 +112,7 @@ def remark_on_mean(runs: Sequence[RunData]) -> str:
 
 
 def remark_on_evaluation(runs: Sequence[RunData]) -> str:
-    """Return of how many runs the last evaluation is of an older policy, whose games were not over in time; "" for none."""
+    """Return in how many of `runs` the last evaluation is of an older policy than the last one; "" for none."""
     older = sum(is_evaluation_older(run.summary) for run in runs)
     share = f"{older} of {len(runs)} " if len(runs) > 1 else ""
     return f" ({share}not of the last policy)" if older else ""

@@ -163,7 +163,7 @@ def test_the_steps_on_trial_leave_no_trace():
 
 
 def test_the_steps_on_trial_go_beyond_a_reset():
-    """Where all episodes are over the first step only begins others."""
+    """After an end the first step only resets."""
     env = EnvSettings(id="MountainCar-v0", num_envs=B)
     parts = unpack(build(env=env).state())
     parts["environment"]["ended"][:] = parts["environment"]["environment"]["env"]["_autoreset_envs"][:] = True
