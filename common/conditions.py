@@ -59,11 +59,15 @@ class Unless(OnlyIf):
 
 
 class AtMost(NamedTuple):
-    """The setting is at most the value of the one called `key`, or `below` it, for the reason in `why`; null: no limit."""
+    """The setting is at most the value of the one called `key`, or `below` it, for the reason in `why`; null: no limit.
+
+    A larger value is refused, or has a note only.
+    """
 
     key: str
     why: str
     below: bool = False
+    refused: bool = True
 
 
 def yaml_text(value: object) -> str:
@@ -129,8 +133,12 @@ def contradictions(
         if isinstance(bound, AtMost) and key not in idle:
             other = ".".join(_place(key, bound.key))
             size, limit = (math.inf if each is None else each for each in (value_of(settings, each)[0] for each in (key, other)))
-            if size > limit or (bound.below and size == limit):
+            if size <= limit and not (bound.below and size == limit):
+                continue
+            if bound.refused:
                 add_harm(key, other, f"{'less than' if bound.below else 'at most'} {limit} = {other}: {bound.why}")
+            else:
+                notes.append(f"{key}={size} ({source(key)}) is more than {other}={limit} ({source(other)}): {bound.why}")
     return refused, notes + [f"{what}: {', '.join(values)}" for what, values in lost.items()]
 
 

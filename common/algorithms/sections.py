@@ -20,6 +20,7 @@ _ENTROPY_COEF_DISCRETE = 0.01
 _T = TypeVar("_T")
 _HELD = AtMost("replay_capacity", "the memory never holds more")
 _SOON = AtMost("rollout.length", "a window would be complete only several messages after it began")
+_WITHIN_RUN = AtMost("target.env_steps", "the run ends before the schedule does", refused=False)
 _Linear: TypeAlias = Annotated[_T, OnlyIf("lr_schedule", "linear")]
 
 # Settings of which several algorithms have a default of their own.
@@ -90,7 +91,7 @@ class AlgorithmSection(BaseModel):
     lr_final: Annotated[_Linear[float], AtMost("learning_rate", "the schedule goes down")] = Field(
         default=0.0, ge=0.0, le=1.0, description="linear: where the learning rate ends, and stays"
     )
-    lr_env_steps: Annotated[_Linear[int], PER_ENVIRONMENT] = Field(
+    lr_env_steps: Annotated[_Linear[int], PER_ENVIRONMENT, _WITHIN_RUN] = Field(
         default=0,
         ge=0,
         description="linear: env steps until lr_final is reached; 0: all of target.env_steps, which a resume may raise",
@@ -126,7 +127,7 @@ class ActorCriticSection(AlgorithmSection):
     entropy_final: Annotated[float, Unless("entropy_env_steps", 0)] = Field(
         default=0.0, ge=0.0, description="where that weight ends, and stays"
     )
-    entropy_env_steps: Annotated[int, PER_ENVIRONMENT] = Field(
+    entropy_env_steps: Annotated[int, PER_ENVIRONMENT, _WITHIN_RUN] = Field(
         default=0, ge=0, description="env steps until entropy_final is reached in a straight line; 0: it stays at entropy_coef"
     )
     max_grad_norm: float = Field(default=0.5, gt=0.0, description="gradients are scaled down to this L2 norm")
@@ -160,7 +161,7 @@ class ActionValueSection(AlgorithmSection):
         default=1.0, ge=0.0, le=1.0, description="probability of a random action at the start"
     )
     epsilon: Epsilon = 0.01
-    epsilon_env_steps: Annotated[int, PER_ENVIRONMENT] = Field(
+    epsilon_env_steps: Annotated[int, PER_ENVIRONMENT, _WITHIN_RUN] = Field(
         default=100_000, ge=0, description="env steps until epsilon is reached in a straight line"
     )
 

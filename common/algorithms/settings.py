@@ -55,7 +55,7 @@ class PPOSettings(EpochsSection, ActorCriticSection):
         default=True, description="bring the advantages of each minibatch to mean 0 and deviation 1"
     )
     normalize_value: NormalizeValue = True
-    plain_ratio_lag: int = Field(
+    plain_ratio_lag: Annotated[int, Unless("run.mode", "lockstep")] = Field(
         default=2,
         ge=0,
         description="policy lag (versions) above which the clip is centred on the newest policy, not on the actor's",

@@ -127,6 +127,7 @@ DEAD = [
     ("cartpole", ["run.mode=lockstep", "learner.batch_seconds=1.5"], "learner.batch_seconds: found 1.5, wanted null where run."),
     ("cartpole", ["run.mode=lockstep", "target.wall_seconds=60"], "target.wall_seconds: found 60, wanted null where run.mode"),
     ("cartpole", ["run.mode=lockstep", "target.evaluation=475"], "target.evaluation: found 475, wanted null where run.mode"),
+    ("cartpole", ["run.mode=lockstep", "algorithm.plain_ratio_lag=3"], "algorithm.plain_ratio_lag: found 3"),
     ("cartpole", ["run.mode=lockstep", "learner.device=cuda"], "learner.device: found cuda, wanted cpu where run.mode is"),
 ]  # fmt: skip
 
@@ -160,6 +161,20 @@ def test_a_file_that_contradicts_itself_is_accepted_with_one_note(tmp_path):
     (note,) = load_settings(preset=str(path), environ={}, strict=True).notes
     lost = f"no effect where algorithm.lr_schedule is constant (file {path}): algorithm.lr_final=0.0001, algorithm.lr_env_steps=9"
     assert note == f"file {path} sets what has {lost}"
+
+
+@pytest.mark.parametrize(
+    ("preset", "key"),
+    [("pong", "lr_env_steps"), ("pong", "entropy_env_steps"), ("pong-dqn", "epsilon_env_steps")],
+)
+def test_a_schedule_that_the_run_will_not_complete_is_named(preset, key):
+    loaded = load_settings(preset=preset, environ={}, strict=True)
+    planned = getattr(loaded.settings.algorithm, key)
+    assert loaded.notes == ()
+    assert load_settings(preset=preset, overrides=[f"target.env_steps={planned}"], environ={}, strict=True).notes == ()
+    notes = load_settings(preset=preset, overrides=[f"target.env_steps={planned - 1}"], environ={}, strict=True).notes
+    more = f"algorithm.{key}={planned} (preset {preset}) is more than target.env_steps={planned - 1} (command line)"
+    assert f"{more}: the run ends before the schedule does" in notes
 
 
 @pytest.mark.parametrize("environ", [{}, {"ROOKERY_LEARNER__RANKS": "2", "ROOKERY_POLICY_SERVER__WORKERS": "1"}])
