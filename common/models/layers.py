@@ -1,7 +1,6 @@
 """The layers that networks are made of: convolutions, dense layers and heads, behind the normalisation of observations.
 
-Orthogonal initialisation with gain sqrt(2), in heads with their own gain, biases 0 (the usual recipe of PPO implementations).
-A network draws its initial weights from its own generator, never from torch's global one.
+The initial weights of a network depend on its seed alone.
 """
 
 from __future__ import annotations
@@ -88,8 +87,8 @@ class _ResidualBlock(nn.Module):
 class Head(nn.Linear):
     """A last layer, always computed in float32: rounding logits to bfloat16 would cost percents of the probability ratio."""
 
-    def __init__(self, features: int, outputs: int, *, gain: float) -> None:
-        """`gain` of its initial weights: the scale of the initial outputs."""
+    def __init__(self, features: int, outputs: int, *, gain: float = 1.0) -> None:
+        """`gain` of its initial weights where they are orthogonal: the scale of the initial outputs."""
         super().__init__(features, outputs)
         self.gain = gain
 
@@ -304,13 +303,23 @@ def dense(features: int, widths: Sequence[int], settings: ModelSettings) -> nn.S
     return layers
 
 
-def initialised(make: Callable[[], N], *, seed: int) -> N:
+def initialised(make: Callable[[], N], *, seed: int, orthogonal: bool = True) -> N:
     """The network that `make` describes, float32, its weights drawn from `seed`. Raises ConfigError as `make`.
 
-    Weights are orthogonal (Saxe et al. 2013, arXiv:1312.6120), biases zero; a user's module keeps its own.
+    Weights are `orthogonal` (Saxe et al. 2013, arXiv:1312.6120) with gain sqrt(2), in heads with their own gain, and biases 0, the
+    usual recipe of PPO; else, as in a user's module, torch's own: weights and biases uniform within 1 / sqrt(inputs).
     """
-    with seeded(seed):  # a user's module draws from torch's global generator
+    with seeded(seed):  # torch's own are drawn from its global generator
         net = make()
+    if orthogonal:
+        _orthogonalise(net, seed)
+    for module in _own_modules(net):
+        if isinstance(module, nn.Conv2d):
+            module.weight.data = module.weight.contiguous(memory_format=torch.channels_last)
+    return net
+
+
+def _orthogonalise(net: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for module in _own_modules(net):
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -324,9 +333,6 @@ def initialised(make: Callable[[], N], *, seed: int) -> N:
                 nn.init.zeros_(bias)
             # The second gate of both cells keeps the state; at 0 it would forget half in each step (Jozefowicz et al. 2015).
             nn.init.ones_(module.get_parameter("bias_ih").data[module.hidden_size : 2 * module.hidden_size])
-        if isinstance(module, nn.Conv2d):
-            module.weight.data = module.weight.contiguous(memory_format=torch.channels_last)
-    return net
 
 
 def outlined(make: Callable[[], N]) -> N:

@@ -16,7 +16,7 @@ from common.models.leaves import Leaves, Observation, mask_logits
 from common.models.memory import Past, Recurrent, remember
 from common.models.spec import ModelSettings
 
-_NEAR_ZERO = 0.01  # gain of heads of values and of actors with critics: a random network should promise nothing
+_NEAR_ZERO = 0.01  # gain of heads of action values: a random network should promise nothing
 _LOG_STD = (-20.0, 2.0)  # of the Gaussian before tanh, as in the authors' code of SAC: beyond, float32 overflows
 
 
@@ -205,7 +205,7 @@ class DeterministicActor(Network):
     def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
         super().__init__()
         self.trunk = build_trunk(settings.model_copy(update={"layer_norm": False}), env)
-        self.head = Head(self.trunk.features, env.action.shape[0], gain=_NEAR_ZERO)
+        self.head = Head(self.trunk.features, env.action.shape[0])
 
     def forward(self, observation: Observation) -> Tensor:
         """Observation [N, *input] in the environment's dtype → [N, A] float32 in -1..1, whatever the weights are."""
@@ -219,7 +219,7 @@ class GaussianActor(Network):
     def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
         super().__init__()
         self.trunk = build_trunk(settings.model_copy(update={"layer_norm": False}), env)
-        self.head = Head(self.trunk.features, 2 * env.action.shape[0], gain=_NEAR_ZERO)
+        self.head = Head(self.trunk.features, 2 * env.action.shape[0])
 
     def forward(self, observation: Observation) -> TanhGaussian:
         """Observation [N, *input] in the environment's dtype → distribution over actions [N, A] in -1..1."""
@@ -235,7 +235,7 @@ class Critic(Network):
         self.trunk = build_trunk(settings.model_copy(update={"hidden": ()}), env)
         features = self.trunk.features + env.action.shape[0]
         self.hidden = dense(features, settings.hidden, settings)
-        self.head = Head(settings.hidden[-1] if settings.hidden else features, 1, gain=_NEAR_ZERO)
+        self.head = Head(settings.hidden[-1] if settings.hidden else features, 1)
 
     def forward(self, observation: Observation, action: Tensor) -> Tensor:
         """Observation [N, *input] in the environment's dtype, action [N, A] in -1..1 → [N, 1] float32."""
@@ -295,19 +295,19 @@ class SACNetworks(ActorWithCritics[GaussianActor]):
 
 def build_td3_networks(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> ActorWithCritics[DeterministicActor]:
     """All networks of a run, float32, freshly initialised from `seed`. Raises ConfigError where they do not fit `env`."""
-    return initialised(lambda: ActorWithCritics(DeterministicActor(settings, env), settings, env), seed=seed)
+    return initialised(lambda: ActorWithCritics(DeterministicActor(settings, env), settings, env), seed=seed, orthogonal=False)
 
 
 def build_td3_actor(settings: ModelSettings, env: EnvSpec) -> DeterministicActor:
     """The actor alone, for parameters that come from elsewhere. Errors as in `build_td3_networks`."""
-    return initialised(lambda: DeterministicActor(settings, env), seed=0)
+    return initialised(lambda: DeterministicActor(settings, env), seed=0, orthogonal=False)
 
 
 def build_sac_networks(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> SACNetworks:
     """As `build_td3_networks`, with a stochastic actor and a temperature."""
-    return initialised(lambda: SACNetworks(settings, env), seed=seed)
+    return initialised(lambda: SACNetworks(settings, env), seed=seed, orthogonal=False)
 
 
 def build_sac_actor(settings: ModelSettings, env: EnvSpec) -> GaussianActor:
     """As `build_td3_actor`."""
-    return initialised(lambda: GaussianActor(settings, env), seed=0)
+    return initialised(lambda: GaussianActor(settings, env), seed=0, orthogonal=False)

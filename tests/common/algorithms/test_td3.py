@@ -58,7 +58,7 @@ def test_it_learns_the_best_action_where_that_is_known(continuous_env, make_samp
     model = MODEL.model_copy(update={"activation": activation})
     algorithm = build(continuous_env, model=model, minibatch=64, samples_per_insert=64, learning_rate=3e-3, precision=precision)
     ends = {"terminated": np.ones((16, 4))}
-    for seq in range(20):
+    for seq in range(25):
         result = train(algorithm, random_play(continuous_env, make_sample, seq=seq, reward=reward, length=16, num_envs=4, **ends))
     context = WorkerContext(index=0, workers=1, num_envs=3)
     policy = NoisyPolicy(settings=TD3Settings(), model=model, env=continuous_env, precision="fp32", seed=0, context=context)

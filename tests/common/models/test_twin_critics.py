@@ -89,12 +89,22 @@ def test_the_value_depends_on_the_action():
     assert (gradient.abs() > 0).all()
 
 
-def test_the_initial_actor_stays_near_the_middle():
-    """A random network has no reason to prefer an end of the range; SAC's draws from nearly all of it."""
-    assert build_td3_networks(MODEL, an_env()).actor(torch.randn(100, 3)).abs().max() < 0.1
-    policy = build_sac_networks(MODEL, an_env()).actor(torch.randn(100, 3))
-    assert policy.median().abs().max() < 0.1
-    assert policy.log_std.abs().max() < 0.1
+@pytest.mark.parametrize("build", [build_td3_networks, build_sac_networks])
+def test_initial_weights_and_biases_are_uniform_within_the_root_of_the_inputs(build):
+    """As in the published recipes; of another seed other ones."""
+    nets, other = (build(ModelSettings(hidden=(64, 64)), an_env(), seed=seed) for seed in (1, 2))
+    assert len(linear(nets)) == 9
+    for layer, different in zip(linear(nets), linear(other), strict=True):
+        bound = layer.in_features**-0.5
+        for drawn, again in ((layer.weight, different.weight), (layer.bias, different.bias)):
+            assert drawn.abs().max() <= bound
+            assert not torch.equal(drawn, again)
+        assert layer.weight.abs().max() > 0.9 * bound
+
+
+def linear(nets):
+    """All layers of the actor and of both critics."""
+    return [module for module in nets.modules() if isinstance(module, torch.nn.Linear)]
 
 
 def test_the_deviation_of_sac_is_bounded_whatever_the_observation_is():
