@@ -306,8 +306,8 @@ def dense(features: int, widths: Sequence[int], settings: ModelSettings) -> nn.S
 def initialised(make: Callable[[], N], *, seed: int, orthogonal: bool = True) -> N:
     """The network that `make` describes, float32, its weights drawn from `seed`. Raises ConfigError as `make`.
 
-    Weights are `orthogonal` (Saxe et al. 2013, arXiv:1312.6120) with gain sqrt(2), in heads with their own gain, and biases 0, the
-    usual recipe of PPO; else, as in a user's module, torch's own: weights and biases uniform within 1 / sqrt(inputs).
+    Weights are `orthogonal` (Saxe et al. 2013, arXiv:1312.6120) with gain sqrt(2), in heads with their own gain, and biases 0
+    (the usual recipe of PPO); else torch's own, as in a user's module: weights and biases uniform within 1 / sqrt(inputs).
     """
     with seeded(seed):  # torch's own are drawn from its global generator
         net = make()
