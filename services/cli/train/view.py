@@ -94,9 +94,9 @@ def phase(status: RunStatus) -> str:
 
 
 def progress_text(done: Progress) -> str:
-    """Format how far the run is: `63%, about 3 min left`; at the end `100%` alone."""
+    """Format how far the run is: `63%, about 3 min left`, at most `99%` before the end; at the end `100%` alone."""
     ended = done == Progress(1.0)
-    return f"{done.fraction:.0%}" if ended else f"{done.fraction:.0%}, {time_left(done.seconds_left)}"
+    return "100%" if ended else f"{min(done.fraction, 0.99):.0%}, {time_left(done.seconds_left)}"
 
 
 def mean_remark(episodes: float, unfinished: float) -> str:
