@@ -295,7 +295,7 @@ SICK = {
     ),
     "NonFiniteLoss": ({"nonfinite_steps_total": (3, 5)}, "2 gradient steps were not finite and left out"),
     "MemoryGrowing": (
-        {"process_resident_memory_bytes": (500 * MIB, 512 * MIB)},
+        {"process_resident_memory_bytes": (500 * MIB, 512 * MIB), "training_metric{replay_env_steps}": (9000, 9000)},
         "learner grew by 12 MiB in 10 s and holds 512 MiB",
     ),
     "DescriptorsShort": (
@@ -339,6 +339,9 @@ WELL = {
     "a young process": {
         "process_resident_memory_bytes": (200 * MIB, 500 * MIB), "process_start_time_seconds": (NOW - 60, NOW - 60),
         "checkpoint_last_success_timestamp_seconds": (0, 0),
+    },
+    "a replay memory that fills": {
+        "process_resident_memory_bytes": (500 * MIB, 540 * MIB), "training_metric{replay_env_steps}": (10_000, 14_000),
     },
     "an allocator": {"process_resident_memory_bytes": (500 * MIB, 505 * MIB)},
 }  # fmt: skip
