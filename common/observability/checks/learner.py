@@ -243,12 +243,15 @@ NEVER_FINITE = Check(
     sentence="Every update leaves out gradient steps",
     promql=f'min_over_time({learner.TRAINING_METRIC}{{name="nonfinite_steps"}}[5m])',
     threshold=LEFT_OUT,
-    only=[TRAINS],
+    only=[
+        TRAINS,
+        f"and on (namespace, job, instance) changes({learner.UPDATES}[5m]) > 0",  # without updates the gauge keeps its last value
+    ],
     lasting="5m",
     severity="critical",
     detail="No update of the last 5 minutes had a finite loss and gradient in all its steps.",
     runbook="""\
-The run makes little or no progress: see [NonFiniteLoss](#nonfiniteloss).
+The run makes little or no progress: see [NonFiniteLoss](#nonfiniteloss), which alone fires where updates take over 5 minutes.
 1. `rookery_learner_messages_dropped_total`, reasons `out_of_range` and `non_finite`: the environment of an actor is broken.
 2. Else the weights are: lower `algorithm.learning_rate` and resume from an earlier checkpoint.
 """,
