@@ -71,6 +71,11 @@ def learner_waits(scope: Scope) -> str:
     return _share(scope, learner.PHASE_SECONDS, 'phase="wait"')
 
 
+def learner_trains(scope: Scope) -> str:
+    """Share of its time that the learner spends in updates."""
+    return _share(scope, learner.PHASE_SECONDS, 'phase="train"')
+
+
 def actors_wait(scope: Scope, *, by: str = "namespace") -> str:
     """Share of their time that the actors wait for credit."""
     return _share(scope, worker.ACTOR_PHASE_SECONDS, 'phase="credit_wait"', by=by)

@@ -10,6 +10,8 @@ from common.observability import promql
 from common.observability.bottleneck import percent
 from common.observability.checks.base import COUNT, PERCENT, TRAINS, Check, Threshold, declared
 from common.observability.deployment import ACTOR, LEARNER, MOSTLY_WAITS, ROLES, Deployment
+from common.observability.metrics import LOOP_OVERDUE
+from common.observability.promql import Scope
 from common.observability.rules import ALL, ENV_FRAMES, LEARNER_WAITS, QUEUE_FILL
 
 # --- it runs and trains ---
@@ -52,6 +54,7 @@ DOWN = Check(
 )
 
 STALLED_SECONDS = 300
+UPDATING = promql.learner_trains(Scope(window=f"{STALLED_SECONDS}s"))
 
 
 def _stalled(run: Deployment) -> Iterator[str]:
@@ -78,12 +81,16 @@ STALLED = Check(
         TRAINS,
         f'and on (namespace) {learner.WORKERS_CONNECTED}{{role="actor"}} > 0',
         f"and on (namespace) {learner.TRAINING} offset {STALLED_SECONDS}s == 1",  # a new run has had no time for an update
+        # A long update is no standstill, unless one of its gradient steps hangs.
+        f'and on (namespace) ({UPDATING} < {MOSTLY_WAITS} or on (namespace) {LOOP_OVERDUE}{{job="learner"}} > 0)',
     ],
     lasting="2m",
     severity="critical",
     detail=f"No update in {STALLED_SECONDS} s.",
     predicate=_stalled,
     runbook="""\
+Silent while an update takes long and its gradient steps do not hang.
+
 1. `/healthz` of the learner names a gradient step that hangs.
 2. Dashboard Learner, "Phases". All `wait`: no batch fills. In lockstep one actor is missing; else check whether actors step
    (dashboard Actors) and whether their messages are refused (dashboard Transport).
