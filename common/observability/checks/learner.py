@@ -150,6 +150,7 @@ No fault: cores of actors are idle. Run fewer actors, or give the learner more (
 fewer gradient steps per env step).
 """,
 )
+SLOWED_MINUTES = 65  # an hour of rates, of which the first is over five minutes
 SLOWED = Check(
     name="ThroughputDropped",
     sentence="The run has become much slower",
@@ -160,10 +161,16 @@ SLOWED = Check(
         why="evaluations and checkpoints cost a few per cent; half is a lost machine or a throttled one",
         below=True,
     ),
-    only=[TRAINS],
+    only=[
+        TRAINS,
+        f'unless on (namespace) time() - process_start_time_seconds{{job="learner"}} < {60 * SLOWED_MINUTES}',
+    ],
     lasting="10m",
     detail=f"It trains on {PERCENT} of the emulator frames per second of the last hour's median.",
     runbook="""\
+Silent for the first hour of a learner process, which has nothing to be compared with: the run before, and a warm-up without
+gradient steps, may have been faster.
+
 1. Were actors removed, by hand or by an autoscaler? Then nothing is wrong.
 2. Dashboard Overview, "Bottleneck": if actor-bound, look at the actors; if learner-bound, at the learner's phases and CPU.
 3. Another tenant on the machine shows as less CPU for the same processes.
