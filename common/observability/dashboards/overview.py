@@ -71,7 +71,8 @@ LEARNING_AND_SPEED = Row(
         ),
         Panel(
             "Return",
-            "Mean raw return of the last 100 training episodes (of a rank) and of the last evaluation, greedy or as in training.",
+            "Mean raw return of the last 100 training episodes (of all ranks) and of the last evaluation, greedy or as in "
+            "training.",
             {
                 "training, mean100 of {{instance}}": SHOWN.series(learner.EPISODE_RETURN_MEAN),
                 "target of mean100": f"max by (namespace) ({SHOWN.series(learner.TARGET_RETURN)})",
