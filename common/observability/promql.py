@@ -194,6 +194,12 @@ def policy_lag(scope: Scope) -> str:
     return f"{scope.total(f'{learner.POLICY_LAG}_sum')} / {scope.total(f'{learner.POLICY_LAG}_count')}"
 
 
+def versions_behind(scope: Scope) -> str:
+    """Newest version of the learner less that of each evaluator that has a policy."""
+    newest = f"max by (namespace) ({scope.series(learner.POLICY_VERSION)})"
+    return f"{newest} - on (namespace) group_right () ({scope.series(worker.EVALUATOR_POLICY_VERSION)} >= 0)"
+
+
 def policy_lag_share(scope: Scope) -> str:
     """Mean policy lag divided by the largest lag that is trained on."""
     limit = scope.series(learner.POLICY_LAG_LIMIT)

@@ -144,7 +144,6 @@ PROCESSES = Row(
     ],
 )
 
-NEWEST = f"max by (namespace) ({SHOWN.series(learner.POLICY_VERSION)})"
 EVALUATOR = Row(
     "Evaluator",
     [
@@ -155,8 +154,8 @@ EVALUATOR = Row(
         ),
         Panel(
             "Versions behind the newest policy",
-            "Newest version of the learner less the one under evaluation, or last evaluated.",
-            {"{{instance}}": f"{NEWEST} - on (namespace) group_right () {SHOWN.series(worker_metrics.EVALUATOR_POLICY_VERSION)}"},
+            "Newest version of the learner less the one under evaluation, or last evaluated; none before the first.",
+            {"{{instance}}": promql.versions_behind(SHOWN)},
         ),
         share(
             "Phases of the evaluator",

@@ -181,7 +181,8 @@ def lag(service: Service, run: Deployment) -> str:
     if service.role == LEARNER:
         return number(service.mean(metrics.POLICY_LAG), ".1f")
     newest = run.known_learner.now(metrics.POLICY_VERSION) if run.known_learner else math.nan
-    return number(newest - service.now(metrics.POLICY_VERSION), ".0f")
+    own = service.now(metrics.POLICY_VERSION)
+    return "-" if own < 0 else number(newest - own, ".0f")  # -1: it has no policy yet
 
 
 def number(value: float, form: str) -> str:

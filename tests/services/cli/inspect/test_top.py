@@ -80,6 +80,10 @@ def test_an_actors_row_shows_its_rates_and_its_policy():
     }  # fmt: skip
 
 
+def test_a_worker_without_a_policy_has_no_lag():
+    assert cells("actor-0", compare(BEFORE, AFTER | {"actor-0": sample("actor", 10.0, policy_version=-1)}))["lag"] == "-"
+
+
 def test_a_service_that_does_not_answer_is_unreachable_and_the_reason_is_below_the_table():
     """A missing service is what the user looks for."""
     assert cells("actor-1") == {"service": "actor-1", "state": "unreachable"}
