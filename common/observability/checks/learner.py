@@ -194,7 +194,7 @@ def _short_of_target(run: Deployment) -> Iterator[str]:
         "the last greedy evaluation": (now(learner.EVALUATION_RETURN_MEAN, "greedy"), now(learner.TARGET_EVALUATION)),
     }
     short = [f"{name} is {mean:.4g} of {target:.4g}" for name, (mean, target) in returns.items() if mean < target]
-    if short and BUDGET_SPENT.passed(spent):
+    if short and not run.missing_ranks and BUDGET_SPENT.passed(spent):
         yield f"{percent(spent)} of the env steps are spent, and {' and '.join(short)}; raise target.env_steps"
 
 

@@ -122,6 +122,8 @@ def head(run: Deployment) -> Iterator[str]:
     frames, actors = learner.rate(metrics.ENV_FRAMES_TRAINED), learner.now(metrics.WORKERS_CONNECTED, ACTOR)
     pace = "-" if any(rank.restarted for rank in run.ranks) else f"{frames:,.0f}"
     yield f"{counts}   {pace} frames/s   connected actors {actors:.0f}"
+    if run.missing_ranks:
+        yield run.missing_ranks
     if learner.now(metrics.TRAINING) and (left := learner.now(metrics.TIME_LEFT)) >= 0:  # it may be NaN
         yield time_left(left)
     yield run.bottleneck.sentence

@@ -129,6 +129,12 @@ def test_ranks_are_diagnosed_as_one_learner():
     assert faults(diagnosis)["RankWithoutActors"].startswith("learner-1 has no actor and trains on nothing")
 
 
+@pytest.mark.parametrize("name", ["ActorsMissing", "TargetNotReached"])
+def test_sums_of_some_ranks_are_no_fault_of_the_run(name):
+    changes, _ = SICK[name]
+    assert faults(examined(changes | {"ranks": (2, 2)})) == {}
+
+
 def test_a_rank_that_is_unreachable_is_named():
     before = {f"learner{name}": sample(0, "learner", LEARNER | {"ranks": (2, 2)}) for name in ("", "-1")}
     after = {

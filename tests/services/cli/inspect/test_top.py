@@ -106,6 +106,13 @@ def test_the_head_adds_up_the_ranks_of_a_learner():
     assert cells("learner-1", run)["frames/s"] == "1,000"
 
 
+def test_the_head_says_of_how_many_ranks_its_sums_are():
+    before, after = ({"learner": sample("learner", at, **LEARNER, ranks=2)} for at in (0.0, 10.0))
+    assert "1 of 2 ranks answer: sums are of these" in head(compare(before, after))
+    before["learner-1"], after["learner-1"] = before["learner"], after["learner"]
+    assert not any("ranks answer" in line for line in head(compare(before, after)))
+
+
 def test_a_killed_learner_is_unreachable():
     """The head has the reason, so that it is not shown twice."""
     run = compare(BEFORE, AFTER | {"learner": sample("learner", 10.0, unreachable="connection refused")})
