@@ -89,6 +89,7 @@ class RunRecord:
     progress: Progress = field(default_factory=Progress)
     _estimator: ProgressEstimator = field(default_factory=ProgressEstimator)
     _window: RateWindow = field(default_factory=RateWindow)
+    _learning: RateWindow = field(default_factory=RateWindow)  # from the first update with gradient steps on
     _env_steps_before: EnvSteps | None = 0  # that earlier processes trained on; None after the first update of this one
     _ended_at: Seconds = math.inf
     _shown: tuple[dict[str, Any], dict[str, Any]] = field(init=False)  # facts and live; replaced, never changed
@@ -111,9 +112,12 @@ class RunRecord:
         """Update the rates, which fall while a run stalls, and the progress."""
         if self.env_steps != self._env_steps_before:  # the start, until the first update, is in no rate
             self._window.add(now, self.env_steps)
+            if self.training.get("gradient_steps", 1.0):  # 0 in a warm-up, which is no measure of the rest of the run
+                self._learning.add(now, self.env_steps)
         self.rates = self._window.rates()
         elapsed, target, mean = now - self.started_at, self.settings.target, self.mean_return if self.mean_is_complete else None
-        self.progress = self._estimator.update(elapsed, target, env_steps=self.env_steps, rate=self.rates.last_60s, mean=mean)
+        rate = self._learning.rates().last_60s
+        self.progress = self._estimator.update(elapsed, target, env_steps=self.env_steps, rate=rate, mean=mean)
         self._show()
 
     def ended(self, returns: Sequence[float], lengths: Sequence[int], now: Seconds, coverage: Coverage = NO_ACTORS) -> None:

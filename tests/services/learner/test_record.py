@@ -312,6 +312,18 @@ def test_the_speed_of_a_resumed_run_is_that_of_all_its_processes():
     assert summary["env_steps_per_second"] == 400.0
 
 
+def test_the_time_left_is_by_the_speed_with_gradient_steps():
+    """A warm-up of 10,000 env steps takes two seconds; then 130 a second."""
+    run, now = record(env_steps=1_000_000), 100.0
+    for speed, seconds, steps in ((5000, 2, 0.0), (130, 20, 16.0)):
+        for _ in range(seconds):
+            now += 1.0
+            run.trained(env_steps=speed, metrics={"gradient_steps": steps})
+            run.tick(now)
+            assert steps or run.progress.seconds_left is None
+    assert run.progress.seconds_left == (1_000_000 - run.env_steps) / 130
+
+
 def test_policy_lag_is_weighted_by_env_steps():
     """A tiny fresh rollout does not make a batch of old ones young."""
     run = record()
