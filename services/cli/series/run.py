@@ -136,6 +136,10 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
     named = {text.partition("=")[0] for text in shared}
     if "run.seed" in named and (saved is not None or request.seeds is not None):
         raise ConfigError("a seed beside the seeds of the series", found="run.seed", wanted="--seeds with all seeds")
+    init = [text for text in (*request.overrides, *request.named) if text.startswith("run.init=")]
+    if saved is not None and init:  # each of its runs would refuse it
+        fix = "leave it out, or begin another series with it"
+        raise ConfigError("run.init of a series that goes on", found=init[0], wanted="none: its runs have weights", fix=fix)
     if saved is not None:
         changes = (*shared, *(f"{key}={values[0]}" for key, values in grid.items()))
         overrides = ((*saved.overrides_of(member), *changes) for member in saved.combinations)

@@ -196,7 +196,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         text, created_folder = as_yaml(chosen.settings, chosen.provenance), not path.exists()
         replaced = directory.config.read_bytes() if request.resume else b""
         if request.resume:
-            require_same_run(replaced, chosen)
+            require_same_run(directory, chosen)
             _rewrite(directory, text, chosen.settings)
             add_command(directory, command_line)
         else:

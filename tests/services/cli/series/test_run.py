@@ -231,6 +231,16 @@ def test_an_id_for_all_runs_is_refused(ran):
         ran("run.id=mine", seeds="1-2")
 
 
+@pytest.mark.parametrize("setting", ["run.init=there", "run.init=there,elsewhere"])
+def test_a_series_is_not_resumed_with_other_first_weights(ran, tmp_path, setting):
+    """Each of its runs would refuse them, and so at each later resume."""
+    ran(seeds="1")
+    before = (tmp_path / "series" / "series.json").read_bytes()
+    with pytest.raises(ConfigError, match=rf"run\.init of a series that goes on: found {setting}, wanted none"):
+        ran(setting, resume=True)
+    assert (tmp_path / "series" / "series.json").read_bytes() == before
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_seed_beside_seeds_is_refused(ran, resume):
     if resume:
