@@ -79,6 +79,13 @@ def _check(sweep: Sweep, folder: Path, *, resume: bool, environ: Mapping[str, st
                 wanted="null",
                 fix=f"set it under `settings` ({{target.{sweep.goal}: null}}), or take goal: curve",
             )
+        if sweep.goal == "curve" and target.wall_seconds is not None:
+            raise ConfigError(
+                "goal curve compares trials over the whole budget of env steps",
+                found=f"target.wall_seconds {target.wall_seconds:g}, at which a trial may end before",
+                wanted="null",
+                fix="set it to null under `settings`, or take goal: mean100 or evaluation",
+            )
     if resume:
         with _study(folder, sweep) as study:
             found, wanted = differences(_lasting(sweep), study.user_attrs.get(SWEEP, _lasting(sweep)))

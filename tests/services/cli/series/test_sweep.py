@@ -303,6 +303,14 @@ def test_trials_that_end_at_their_target_are_not_compared_by_it(tmp_path, goal):
         assert sweep.goal == goal
 
 
+def test_trials_that_the_clock_ends_are_not_compared_over_the_whole_budget(swept):
+    """The last return of one counted as if it held over the rest of the budget."""
+    with pytest.raises(ConfigError, match=r"goal curve .*: found target\.wall_seconds 30, .* wanted null"):
+        swept(settings="settings: {target.wall_seconds: 30, ")
+    ended = "target.wall_seconds: 30, target.mean100: null, target.evaluation: null"
+    assert swept(trials=1, settings=f"goal: mean100\nsettings: {{{ended}, ")[0] == 0
+
+
 def test_the_mean_of_the_curve_of_a_short_run_has_its_last_point(tmp_path, write_run):
     runs = [read_run(write_run(tmp_path / str(last), curve=[(1, 10, 20, None), (2, 110, last, None)])) for last in (40, 80)]
     assert [round(sweep_module.goal_value(run, "curve", budget=100), 1) for run in runs] == [29.1, 47.3]
