@@ -334,6 +334,13 @@ def test_the_directory_of_a_run_keeps_the_command_line_of_each_start():
     assert Path("r/command.txt").read_text() == 2 * "rookery train cartpole\n"
 
 
+def test_a_start_that_was_refused_leaves_neither_its_settings_nor_its_command():
+    planned(run_dir=Path("r"))
+    before = {path: path.read_bytes() for path in Path("r").iterdir()}
+    planned("model.hidden=[8]", run_dir=Path("r"), preset=None, resume=True).withdraw()
+    assert {path: path.read_bytes() for path in Path("r").iterdir()} == before
+
+
 def test_a_resumed_run_that_is_moved_takes_its_workers_along():
     """Its port is taken meanwhile, so it is given another: its own file still has the old one for the actors."""
     planned(run_dir=Path("r"))
