@@ -115,7 +115,7 @@ def _draw_bands(axes: Axes, groups: Sequence[Configuration], *, x: str, y: str, 
         for xs, ys in curves:
             mark = "." if len(xs) <= MARKED_POINTS else None
             axes.plot([value / unit for value in xs], ys, color=color, alpha=0.35, linewidth=0.6, marker=mark, markersize=3)
-    for value in targets - {None}:
+    for value in (each for each in targets if each is not None):
         axes.axhline(value, color="grey", linestyle="--", linewidth=0.8)
     axes.grid(visible=True, alpha=0.25)
     axes.margins(x=0.01)
