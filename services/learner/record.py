@@ -276,7 +276,7 @@ class RunRecord:
             "lengths": list(self.lengths),
             "coverage": self.coverage.state_dict(),
             "lockstep_broken": self.lockstep_broken,
-            "settings": _deciding(self.settings),
+            "settings": deciding_settings(self.settings),
             "settings_changed": self.settings_changed,
             "lag": [self.lag.low, self.lag.high, self.lag.weighted, self.lag.env_steps],
             "timed": list(self._window.timed),
@@ -296,7 +296,7 @@ class RunRecord:
             wrong = ", ".join(".".join(map(str, each["loc"])) for each in error.errors())
             raise ValueError(f"the record of a checkpoint of another version: {wrong}") from error
         self.lockstep_broken, self.settings_changed = state["lockstep_broken"], list(state["settings_changed"])
-        before, present = state["settings"], _deciding(self.settings)
+        before, present = state["settings"], deciding_settings(self.settings)
         if changes := _changes(before, present):
             self.lockstep_broken = self.lockstep_broken or f"resumed with other settings: {'; '.join(changes.values())}"
         if known := [text for key, text in changes.items() if key in before and key in present]:  # others: of another version
@@ -327,7 +327,7 @@ class RunRecord:
         self._show()
 
 
-def _deciding(settings: Settings) -> dict[str, Any]:
+def deciding_settings(settings: Settings) -> dict[str, Any]:
     """Return the settings that decide with which weights a run of one seed ends, by dotted key."""
     values = settings.model_dump(mode="json")
     learner = ["ranks", "batch", "max_policy_lag", "snapshot_precision"]
@@ -342,6 +342,9 @@ def _deciding(settings: Settings) -> dict[str, Any]:
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings that changed since a checkpoint, with their values."""
+    """Return the settings that changed since a checkpoint, with their values; a learning rate only where the run takes it."""
     keys = {**before, **now}
-    return {key: f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys if before.get(key) != now.get(key)}
+    changes = {key: f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys if before.get(key) != now.get(key)}
+    if now.get("algorithm.lr_schedule") == "kl_adaptive" and "algorithm.name" not in changes:
+        changes.pop("algorithm.learning_rate", None)  # the adapted rate goes on
+    return changes
