@@ -204,7 +204,7 @@ class PPO(ActorCriticLearner):
         super().load_state_dict(state)
         if "generator" in state:
             self._generator.set_state(state["generator"])
-        if self._settings.lr_schedule == "kl_adaptive":  # the other schedules follow the settings, which a resumed run may change
+        if self._settings.lr_schedule == "kl_adaptive" and "learning_rate" in state:  # others follow the settings, A3C saves none
             self._learning_rate = state["learning_rate"]
 
 

@@ -176,6 +176,13 @@ class Deployment:
         return len(runs) <= 1 and len(set(counts)) <= 1 and len(counts) <= max(counts, default=0)
 
     @property
+    def missing_ranks(self) -> str:
+        """Return how many of the learner's ranks answer, of which its sums are; "" where all or none do."""
+        answer = [rank for rank in self.ranks if rank.after.samples]
+        wanted = max((count for rank in answer if (count := rank.now(learner.RANKS)) >= 1), default=0.0)
+        return f"{len(answer)} of {wanted:.0f} ranks answer: sums are of these" if len(answer) < wanted else ""
+
+    @property
     def learner(self) -> Service:
         """Return the learner, reachable or not. AssertionError where none is known."""
         found = self.known_learner
@@ -203,10 +210,10 @@ class Deployment:
 
     @property
     def wire(self) -> float:
-        """Return the share of that time outside the queue of the learner; 0 where not all actors were measured."""
+        """Return the share of that time outside the queue of the learner; 0 where not all actors and ranks were measured."""
         found, seconds = self.known_learner, self.unacknowledged_seconds
         connected = sum(rank.now(learner.WORKERS_CONNECTED, ACTOR) for rank in self.ranks)
-        if not (found and seconds and len(self.actors) >= connected):
+        if not (found and seconds and len(self.actors) >= connected) or self.missing_ranks:
             return 0.0
         return min(1.0, max(0.0, 1.0 - sum(rank.grew(learner.QUEUE_SECONDS) for rank in self.ranks) / seconds))
 
@@ -303,27 +310,35 @@ ADDED = (learner.LEDGER_ENV_STEPS.name, learner.WORKERS_CONNECTED.name, learner.
 OF_ALL = (learner.UPDATES.name, learner.NONFINITE_STEPS.name)
 """Counters that each rank has of all ranks."""
 
+COUNTERS = ("_total", "_sum", "_count")
+"""Ends of the names of counters."""
+
 
 def joined(ranks: Sequence[Service]) -> Service | None:
     """Return the ranks of a learner as one service.
 
     Counters but `OF_ALL` and gauges `ADDED` are sums; other values are those of the first rank that has them. A rank
-    that was not scraped at both ends is no part of the sums, which would seem to fall or to jump.
+    that was not scraped at both ends is no part of the sums of counters, which would seem to fall or to jump.
     """
     if not ranks or not any(rank.now(learner.RANKS) > 1 for rank in ranks):
         return next(iter(ranks), None)
     parts = [rank for rank in ranks if rank.measured] or ranks
+    gauges = [_without_counters(rank.after) for rank in ranks if rank not in parts]
     unreachable = next((rank.after.unreachable for rank in ranks if rank.after.unreachable), "")
     hung = next((rank.after.unhealthy for rank in ranks if rank.after.unhealthy), "")
-    before, after = _sum([part.before for part in parts]), _sum([part.after for part in parts])
+    before, after = _sum([part.before for part in parts]), _sum([*(part.after for part in parts), *gauges])
     return replace(ranks[0], before=before, after=replace(after, unreachable=unreachable, unhealthy=hung))
+
+
+def _without_counters(sample: ServiceSample) -> ServiceSample:
+    return replace(sample, samples={key: value for key, value in sample.samples.items() if not key[0].endswith(COUNTERS)})
 
 
 def _sum(parts: Sequence[ServiceSample]) -> ServiceSample:
     samples = dict(parts[0].samples)
     for part in parts[1:]:
         for (name, label), value in part.samples.items():
-            if name in ADDED or (name.endswith(("_total", "_sum", "_count")) and name not in OF_ALL):
+            if name in ADDED or (name.endswith(COUNTERS) and name not in OF_ALL):
                 samples[name, label] = samples.get((name, label), 0.0) + value
             elif math.isnan(samples.get((name, label), math.nan)):  # one rank alone has an evaluator and a store
                 samples[name, label] = value

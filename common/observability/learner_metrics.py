@@ -207,12 +207,13 @@ HANDSHAKES_FAILED = LearnerMetric(
 
 EPISODES = LearnerMetric(
     "rookery_learner_episodes_total",
-    "Episodes that ended inside experience trained on. Excludes evaluations and dropped experience.",
+    "Episodes that ended inside experience that this rank trained on. Excludes evaluations and dropped experience.",
     read=lambda stats: stats.episodes,
 )
 EPISODE_RETURN_MEAN = LearnerMetric(
     "rookery_learner_episode_return_mean",
-    "Mean raw return of the last 100 of those episodes, or of as many as there are environments (mean100); NaN before the first.",
+    "Mean raw return of the last 100 of those episodes of all ranks, or of as many as there are environments (mean100); NaN "
+    "before the first.",
     read=lambda stats: stats.episode_return_mean,
 )
 EPISODE_RETURN_MEAN_EPISODES = LearnerMetric(
@@ -227,7 +228,7 @@ ENVIRONMENTS_UNFINISHED = LearnerMetric(
 )
 EPISODE_LENGTH_MEAN = LearnerMetric(
     "rookery_learner_episode_length_mean",
-    "Mean length in env steps of the last 100 of those episodes; NaN before the first.",
+    "Mean length in env steps of the episodes of mean100; NaN before the first.",
     read=lambda stats: stats.episode_length_mean,
 )
 EVALUATION_RETURN_MEAN = LearnerMetric(

@@ -71,6 +71,11 @@ def learner_waits(scope: Scope) -> str:
     return _share(scope, learner.PHASE_SECONDS, 'phase="wait"')
 
 
+def learner_trains(scope: Scope) -> str:
+    """Share of its time that the learner spends in updates."""
+    return _share(scope, learner.PHASE_SECONDS, 'phase="train"')
+
+
 def actors_wait(scope: Scope, *, by: str = "namespace") -> str:
     """Share of their time that the actors wait for credit."""
     return _share(scope, worker.ACTOR_PHASE_SECONDS, 'phase="credit_wait"', by=by)
@@ -187,6 +192,12 @@ def beside_the_median(rates: str) -> str:
 def policy_lag(scope: Scope) -> str:
     """Mean number of versions between the policy that acted and the newest, when experience is trained on."""
     return f"{scope.total(f'{learner.POLICY_LAG}_sum')} / {scope.total(f'{learner.POLICY_LAG}_count')}"
+
+
+def versions_behind(scope: Scope) -> str:
+    """Newest version of the learner less that of each evaluator that has a policy."""
+    newest = f"max by (namespace) ({scope.series(learner.POLICY_VERSION)})"
+    return f"{newest} - on (namespace) group_right () ({scope.series(worker.EVALUATOR_POLICY_VERSION)} >= 0)"
 
 
 def policy_lag_share(scope: Scope) -> str:

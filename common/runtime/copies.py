@@ -13,7 +13,7 @@ from pathlib import Path
 from common.errors import ConfigError, ResourceError
 from common.runtime.disk import DISK, PARTIAL
 from common.runtime.run_directory import MANIFEST, RunDirectory, held
-from common.runtime.store import CONFIG, NAME, RESULTS, SCHEME_END, RunStore, reached, run_id
+from common.runtime.store import CHECKPOINT, CONFIG, RESULTS, SCHEME_END, RunStore, reached, run_id
 
 
 def is_address(text: str) -> bool:
@@ -97,13 +97,13 @@ def fetch(address: str) -> Path:
     """Return a local copy of the run at `address`, without its replay memory, for commands that read runs.
 
     A local path is returned as it is. The copy is kept in the user's cache, and a checkpoint of this run that is there is not
-    downloaded again. `address` may name a checkpoint of the run. Raises as `restore`.
+    downloaded again. `address` may name a checkpoint of the run, which is `best` or `checkpoint-<digits>`. Raises as `restore`.
     """
     if not is_address(address):
         return Path(address)
-    run, _, checkpoint = address.rstrip("/").partition("/checkpoints/")
-    if checkpoint and not NAME.fullmatch(checkpoint):
-        raise ConfigError("address of a checkpoint", found=address, wanted=f"{run}/checkpoints/NAME")
+    run, _, checkpoint = address.rstrip("/").rpartition("/checkpoints/")
+    if not (checkpoint == "best" or CHECKPOINT.fullmatch(checkpoint)):  # a run, whose store may be a folder `checkpoints`
+        run, checkpoint = address, ""
     store = RunStore(run)
     with _cached(store) as folder, reached(address):
         if not checkpoint:

@@ -82,14 +82,18 @@ def is_config_of_a_run(source: str) -> bool:
     return kind == "file" and Path(name).name == directory.config.name and directory.command.exists()
 
 
-def require_same_run(config: bytes, loaded: LoadedSettings) -> None:
-    """Refuse another seed or id than that of the run in `config`, which goes on: only its name would change.
+def require_same_run(directory: RunDirectory, loaded: LoadedSettings) -> None:
+    """Refuse another seed, id or `run.init` than those of the run in `directory`, which goes on: only its name would change.
 
     An id in the config.yaml of another run is not meant for this one. Raises `ConfigError`.
     """
-    values, now = parse_yaml(config.decode(), source="config.yaml").get("run", {}), loaded.settings.run
+    values = parse_yaml(directory.config.read_text(encoding="utf-8"), source="config.yaml").get("run", {})
+    now = loaded.settings.run
     given = "" if is_config_of_a_run(loaded.provenance["run.id"]) else now.id
-    for key, found, wanted in (("seed", now.seed, values.get("seed")), ("id", given, values.get("id"))):
+    compared = [("seed", now.seed, values.get("seed")), ("id", given, values.get("id"))]
+    if any(directory.checkpoints.glob("checkpoint-*")):  # a run without one begins with the weights that are named now
+        compared.append(("init", now.init or "none", values.get("init") or "none"))
+    for key, found, wanted in compared:
         if found != "" and wanted not in {None, "", found}:
             fix = "leave it out, or begin another run with it"
             raise ConfigError(f"run.{key} of a run that goes on", found=found, wanted=wanted, fix=fix)

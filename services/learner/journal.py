@@ -21,9 +21,8 @@ from common.tracking.background import BackgroundTracker, Point, TrackedRun
 from common.tracking.remote import REMOTE
 from common.tracking.tensorboard import TensorBoardEvents
 from common.units import EnvSteps, Seconds, significant
+from services.learner.record import deciding_settings
 
-LEARNED = ("env.", "model.", "algorithm.", "rollout.", "run.seed", "run.mode", "learner.batch", "actor.count")
-"""Settings, or sections of them, that decide what is learned: the columns in which TensorBoard compares runs."""
 CURVE = ("wall_seconds", "env_steps", "episode_return_mean", "evaluation_return")
 SCALARS_SECONDS: Seconds = 1.0  # between two points of a scalar: a fast run has hundreds of updates per second
 TRACKERS_END_SECONDS: Seconds = 10.0  # for the trackers to send what is queued, when a run ends by itself
@@ -287,7 +286,7 @@ def tracked_run(settings: Settings, *, run_id: str, folder: Path) -> TrackedRun:
         name=folder.absolute().name,
         folder=folder,
         settings=known,
-        hyperparameters={key: value for key, value in known.items() if key.startswith(LEARNED)},
+        hyperparameters={key: known[key] for key in deciding_settings(settings) if key in known},
     )
 
 

@@ -89,6 +89,7 @@ class RunRecord:
     progress: Progress = field(default_factory=Progress)
     _estimator: ProgressEstimator = field(default_factory=ProgressEstimator)
     _window: RateWindow = field(default_factory=RateWindow)
+    _learning: RateWindow = field(default_factory=RateWindow)  # from the first update with gradient steps on
     _env_steps_before: EnvSteps | None = 0  # that earlier processes trained on; None after the first update of this one
     _ended_at: Seconds = math.inf
     _shown: tuple[dict[str, Any], dict[str, Any]] = field(init=False)  # facts and live; replaced, never changed
@@ -111,9 +112,12 @@ class RunRecord:
         """Update the rates, which fall while a run stalls, and the progress."""
         if self.env_steps != self._env_steps_before:  # the start, until the first update, is in no rate
             self._window.add(now, self.env_steps)
+            if self.training.get("gradient_steps", 1.0):  # 0 in a warm-up, which is no measure of the rest of the run
+                self._learning.add(now, self.env_steps)
         self.rates = self._window.rates()
         elapsed, target, mean = now - self.started_at, self.settings.target, self.mean_return if self.mean_is_complete else None
-        self.progress = self._estimator.update(elapsed, target, env_steps=self.env_steps, rate=self.rates.last_60s, mean=mean)
+        rate = self._learning.rates().last_60s
+        self.progress = self._estimator.update(elapsed, target, env_steps=self.env_steps, rate=rate, mean=mean)
         self._show()
 
     def ended(self, returns: Sequence[float], lengths: Sequence[int], now: Seconds, coverage: Coverage = NO_ACTORS) -> None:
@@ -272,7 +276,7 @@ class RunRecord:
             "lengths": list(self.lengths),
             "coverage": self.coverage.state_dict(),
             "lockstep_broken": self.lockstep_broken,
-            "settings": _deciding(self.settings),
+            "settings": deciding_settings(self.settings),
             "settings_changed": self.settings_changed,
             "lag": [self.lag.low, self.lag.high, self.lag.weighted, self.lag.env_steps],
             "timed": list(self._window.timed),
@@ -292,7 +296,7 @@ class RunRecord:
             wrong = ", ".join(".".join(map(str, each["loc"])) for each in error.errors())
             raise ValueError(f"the record of a checkpoint of another version: {wrong}") from error
         self.lockstep_broken, self.settings_changed = state["lockstep_broken"], list(state["settings_changed"])
-        before, present = state["settings"], _deciding(self.settings)
+        before, present = state["settings"], deciding_settings(self.settings)
         if changes := _changes(before, present):
             self.lockstep_broken = self.lockstep_broken or f"resumed with other settings: {'; '.join(changes.values())}"
         if known := [text for key, text in changes.items() if key in before and key in present]:  # others: of another version
@@ -323,7 +327,7 @@ class RunRecord:
         self._show()
 
 
-def _deciding(settings: Settings) -> dict[str, Any]:
+def deciding_settings(settings: Settings) -> dict[str, Any]:
     """Return the settings that decide with which weights a run of one seed ends, by dotted key."""
     values = settings.model_dump(mode="json")
     learner = ["ranks", "batch", "max_policy_lag", "snapshot_precision"]
@@ -338,6 +342,9 @@ def _deciding(settings: Settings) -> dict[str, Any]:
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings that changed since a checkpoint, with their values."""
+    """Return the settings that changed since a checkpoint, with their values; a learning rate only where the run takes it."""
     keys = {**before, **now}
-    return {key: f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys if before.get(key) != now.get(key)}
+    changes = {key: f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys if before.get(key) != now.get(key)}
+    if now.get("algorithm.lr_schedule") == "kl_adaptive" and "algorithm.name" not in changes:
+        changes.pop("algorithm.learning_rate", None)  # the adapted rate goes on
+    return changes

@@ -102,7 +102,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
 
 
 def _check_resumed(loaded: LoadedSettings, run_dir: Path, *, copy: bool) -> None:
-    require_same_run(RunDirectory(run_dir).config.read_bytes(), loaded)
+    require_same_run(RunDirectory(run_dir), loaded)
     if copy and loaded.settings.run.store:
         check_resumed(copy_address(loaded.settings.run.store, run_dir), run_dir, warn=_print_warning)
 

@@ -216,7 +216,7 @@ CONNECTED_SHARE = Threshold(
 def _missing(run: Deployment) -> Iterator[str]:
     running = sum(service.role == ACTOR for service in run.services)
     connected = run.learner.now(learner.WORKERS_CONNECTED, ACTOR)
-    if running and CONNECTED_SHARE.passed(connected / running):
+    if running and not run.missing_ranks and CONNECTED_SHARE.passed(connected / running):
         yield f"{connected:.0f} of {running} actors are connected"
 
 

@@ -10,6 +10,8 @@ from common.observability import promql
 from common.observability.bottleneck import percent
 from common.observability.checks.base import COUNT, PERCENT, TRAINS, Check, Threshold, declared
 from common.observability.deployment import ACTOR, LEARNER, MOSTLY_WAITS, ROLES, Deployment
+from common.observability.metrics import LOOP_OVERDUE
+from common.observability.promql import Scope
 from common.observability.rules import ALL, ENV_FRAMES, LEARNER_WAITS, QUEUE_FILL
 
 # --- it runs and trains ---
@@ -52,6 +54,7 @@ DOWN = Check(
 )
 
 STALLED_SECONDS = 300
+UPDATING = promql.learner_trains(Scope(window=f"{STALLED_SECONDS}s"))
 
 
 def _stalled(run: Deployment) -> Iterator[str]:
@@ -78,12 +81,16 @@ STALLED = Check(
         TRAINS,
         f'and on (namespace) {learner.WORKERS_CONNECTED}{{role="actor"}} > 0',
         f"and on (namespace) {learner.TRAINING} offset {STALLED_SECONDS}s == 1",  # a new run has had no time for an update
+        # A long update is no standstill, unless one of its gradient steps hangs.
+        f'and on (namespace) ({UPDATING} < {MOSTLY_WAITS} or on (namespace) {LOOP_OVERDUE}{{job="learner"}} > 0)',
     ],
     lasting="2m",
     severity="critical",
     detail=f"No update in {STALLED_SECONDS} s.",
     predicate=_stalled,
     runbook="""\
+Silent while an update takes long and its gradient steps do not hang.
+
 1. `/healthz` of the learner names a gradient step that hangs.
 2. Dashboard Learner, "Phases". All `wait`: no batch fills. In lockstep one actor is missing; else check whether actors step
    (dashboard Actors) and whether their messages are refused (dashboard Transport).
@@ -143,6 +150,7 @@ No fault: cores of actors are idle. Run fewer actors, or give the learner more (
 fewer gradient steps per env step).
 """,
 )
+SLOWED_MINUTES = 65  # an hour of rates, of which the first is over five minutes
 SLOWED = Check(
     name="ThroughputDropped",
     sentence="The run has become much slower",
@@ -153,10 +161,16 @@ SLOWED = Check(
         why="evaluations and checkpoints cost a few per cent; half is a lost machine or a throttled one",
         below=True,
     ),
-    only=[TRAINS],
+    only=[
+        TRAINS,
+        f'unless on (namespace) time() - process_start_time_seconds{{job="learner"}} < {60 * SLOWED_MINUTES}',
+    ],
     lasting="10m",
     detail=f"It trains on {PERCENT} of the emulator frames per second of the last hour's median.",
     runbook="""\
+Silent for the first hour of a learner process, which has nothing to be compared with: the run before, and a warm-up without
+gradient steps, may have been faster.
+
 1. Were actors removed, by hand or by an autoscaler? Then nothing is wrong.
 2. Dashboard Overview, "Bottleneck": if actor-bound, look at the actors; if learner-bound, at the learner's phases and CPU.
 3. Another tenant on the machine shows as less CPU for the same processes.
@@ -180,7 +194,7 @@ def _short_of_target(run: Deployment) -> Iterator[str]:
         "the last greedy evaluation": (now(learner.EVALUATION_RETURN_MEAN, "greedy"), now(learner.TARGET_EVALUATION)),
     }
     short = [f"{name} is {mean:.4g} of {target:.4g}" for name, (mean, target) in returns.items() if mean < target]
-    if short and BUDGET_SPENT.passed(spent):
+    if short and not run.missing_ranks and BUDGET_SPENT.passed(spent):
         yield f"{percent(spent)} of the env steps are spent, and {' and '.join(short)}; raise target.env_steps"
 
 
@@ -243,12 +257,15 @@ NEVER_FINITE = Check(
     sentence="Every update leaves out gradient steps",
     promql=f'min_over_time({learner.TRAINING_METRIC}{{name="nonfinite_steps"}}[5m])',
     threshold=LEFT_OUT,
-    only=[TRAINS],
+    only=[
+        TRAINS,
+        f"and on (namespace, job, instance) changes({learner.UPDATES}[5m]) > 0",  # without updates the gauge keeps its last value
+    ],
     lasting="5m",
     severity="critical",
     detail="No update of the last 5 minutes had a finite loss and gradient in all its steps.",
     runbook="""\
-The run makes little or no progress: see [NonFiniteLoss](#nonfiniteloss).
+The run makes little or no progress: see [NonFiniteLoss](#nonfiniteloss), which alone fires where updates take over 5 minutes.
 1. `rookery_learner_messages_dropped_total`, reasons `out_of_range` and `non_finite`: the environment of an actor is broken.
 2. Else the weights are: lower `algorithm.learning_rate` and resume from an earlier checkpoint.
 """,

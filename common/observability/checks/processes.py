@@ -101,7 +101,9 @@ WARM_UP = Threshold(
 def _grows(run: Deployment) -> Iterator[str]:
     for service in run.services:
         size, began = service.now("process_resident_memory_bytes"), service.now("process_start_time_seconds")
-        if not service.measured or not WARM_UP.passed(service.after.at - began):
+        replay = learner.TRAINING_METRIC, "replay_env_steps"
+        fills = service.now(*replay) > service.then(*replay)
+        if not service.measured or not WARM_UP.passed(service.after.at - began) or fills:
             continue
         growth = size - service.then("process_resident_memory_bytes")
         if growth > NOISE and GROWTH.passed(growth / service.seconds * HOUR):

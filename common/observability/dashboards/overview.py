@@ -71,7 +71,8 @@ LEARNING_AND_SPEED = Row(
         ),
         Panel(
             "Return",
-            "Mean raw return of the last 100 training episodes (of a rank) and of the last evaluation, greedy or as in training.",
+            "Mean raw return of the last 100 training episodes (of all ranks) and of the last evaluation, greedy or as in "
+            "training.",
             {
                 "training, mean100 of {{instance}}": SHOWN.series(learner.EPISODE_RETURN_MEAN),
                 "target of mean100": f"max by (namespace) ({SHOWN.series(learner.TARGET_RETURN)})",
@@ -143,7 +144,6 @@ PROCESSES = Row(
     ],
 )
 
-NEWEST = f"max by (namespace) ({SHOWN.series(learner.POLICY_VERSION)})"
 EVALUATOR = Row(
     "Evaluator",
     [
@@ -154,8 +154,8 @@ EVALUATOR = Row(
         ),
         Panel(
             "Versions behind the newest policy",
-            "Newest version of the learner less the one under evaluation, or last evaluated.",
-            {"{{instance}}": f"{NEWEST} - on (namespace) group_right () {SHOWN.series(worker_metrics.EVALUATOR_POLICY_VERSION)}"},
+            "Newest version of the learner less the one under evaluation, or last evaluated; none before the first.",
+            {"{{instance}}": promql.versions_behind(SHOWN)},
         ),
         share(
             "Phases of the evaluator",

@@ -68,7 +68,10 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-ROWS = (("episode_return_mean", "training return, mean of 100 episodes"), ("evaluation_return", "evaluation return"))
+ROWS = (  # column of the curve, label, setting with its target
+    ("episode_return_mean", "training return, mean of 100 episodes", "target.mean100"),
+    ("evaluation_return", "evaluation return", "target.evaluation"),
+)
 COLUMNS = (("env_steps", "env steps", 1.0), ("wall_seconds", "wall-clock minutes", 60.0))
 LEGEND_WIDTH = 120  # characters
 MARKED_POINTS = 12  # evaluations are few: their times are marked
@@ -83,9 +86,9 @@ def draw_returns(groups: Sequence[Configuration]) -> str:
         figure = Figure(figsize=(10.5, 3.4 * len(rows) + 0.2 * len(groups)), layout="constrained")
         FigureCanvasSVG(figure)
         grid = figure.subplots(len(rows), 2, sharey="row", squeeze=False)
-        for line, (column, name) in zip(grid, rows, strict=True):
+        for line, (column, name, target) in zip(grid, rows, strict=True):
             for axes, (x, label, unit) in zip(line, COLUMNS, strict=True):
-                _draw_bands(axes, groups, x=x, y=column, unit=unit)
+                _draw_bands(axes, groups, x=x, y=column, unit=unit, target=target)
                 axes.set_xlabel(label)
             line[0].set_ylabel(name)
         figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower left", fontsize="small", frameon=False)
@@ -94,8 +97,8 @@ def draw_returns(groups: Sequence[Configuration]) -> str:
     return text.getvalue()[text.getvalue().index("<svg") :]  # without the XML declaration, which HTML does not have
 
 
-def _draw_bands(axes: Axes, groups: Sequence[Configuration], *, x: str, y: str, unit: float) -> None:
-    targets = {group.settings.get("target.mean100") for group in groups}
+def _draw_bands(axes: Axes, groups: Sequence[Configuration], *, x: str, y: str, unit: float, target: str) -> None:
+    targets = {group.settings.get(target) for group in groups}
     for index, group in enumerate(groups):
         curves, counted = [run.points(x, y) for run in group.runs], tables.counted_runs(group.runs)
         if not any(xs for xs, _ in curves):
@@ -112,7 +115,7 @@ def _draw_bands(axes: Axes, groups: Sequence[Configuration], *, x: str, y: str, 
         for xs, ys in curves:
             mark = "." if len(xs) <= MARKED_POINTS else None
             axes.plot([value / unit for value in xs], ys, color=color, alpha=0.35, linewidth=0.6, marker=mark, markersize=3)
-    for target in (value for value in targets if value is not None):
-        axes.axhline(target, color="grey", linestyle="--", linewidth=0.8)
+    for value in (each for each in targets if each is not None):
+        axes.axhline(value, color="grey", linestyle="--", linewidth=0.8)
     axes.grid(visible=True, alpha=0.25)
     axes.margins(x=0.01)

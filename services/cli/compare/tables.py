@@ -17,7 +17,7 @@ from rich.text import Text
 from services.cli.compare.runs import Configuration, RunData, configurations, differing_settings, unbegun_members
 from services.cli.compare.statistics import COVERAGE, Estimate, estimate
 from services.cli.train.outcome import has_score, is_evaluation_older, is_solved, own_end
-from services.cli.train.view import FULL_MEAN, mean_remark
+from services.cli.train.view import FULL_MEAN, apart, mean_remark
 
 NONE = "-"
 MAX_NAMES = 8  # of runs, in a note
@@ -34,19 +34,21 @@ class TextTable:
     text_columns: int = 1
 
 
-def number(value: float | None) -> str:
-    """Format a number with four significant digits, whole ones in full; a dash for None."""
-    if value is None:
-        return NONE
+def number(value: float | None, beside: float | None = None) -> str:
+    """Format a number with four digits, whole ones in full; with more where `beside` has the same; a dash for None."""
+    return NONE if value is None else apart(value, beside, _four_digits)
+
+
+def _four_digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == round(value) else f"{value:.4g}"  # noqa: PLR2004
 
 
-def shown(found: Estimate | None) -> str:
-    """Format an estimate as `value [low, high]`."""
+def shown(found: Estimate | None, beside: float | None = None) -> str:
+    """Format an estimate as `value [low, high]`, each as `number` does."""
     if found is None:
         return NONE
-    bounds = "" if found.low is None else f" [{number(found.low)}, {number(found.high)}]"
-    return number(found.value) + bounds
+    bounds = "" if found.low is None else f" [{number(found.low, beside)}, {number(found.high, beside)}]"
+    return number(found.value, beside) + bounds
 
 
 def labels_table(groups: Sequence[Configuration]) -> TextTable:
@@ -73,20 +75,20 @@ def counted_runs(runs: Sequence[RunData]) -> Sequence[RunData]:
 
 
 def _configuration_row(group: Configuration) -> list[str]:
-    among, runs = counted_runs(group.runs), len(group.runs)
+    among, runs, target = counted_runs(group.runs), len(group.runs), group.runs[0].target
 
     def counted(found: Estimate | None, text: str = "") -> str:
         return (text or shown(found)) + (f" (by {found.count} of {runs})" if found and found.count < runs else "")
 
     mean100, evaluation, reached = _scores(group)
     unfinished = sum(result(run) in _UNFINISHED for run in group.runs)
-    solved = f"{reached.count if reached else 0} of {runs}" if has_score(group.runs[0].target) else NONE
+    solved = f"{reached.count if reached else 0} of {runs}" if has_score(target) else NONE
     seconds, rate, lag = (_over(among, *keys) for keys in (("wall_seconds",), ("env_steps_per_second",), ("policy_lag", "mean")))
     return [
         str(group.number),
         solved + (f" ({unfinished} not finished)" if unfinished else ""),
-        counted(mean100) + remark_on_mean(among),
-        counted(evaluation) + remark_on_evaluation(among),
+        counted(mean100, shown(mean100, target["mean100"])) + remark_on_mean(among),
+        counted(evaluation, shown(evaluation, target["evaluation"])) + remark_on_evaluation(among),
         counted(reached),
         counted(seconds, number(seconds.value / 60) if seconds else NONE),
         counted(rate, number(round(rate.value)) if rate else NONE),
@@ -173,8 +175,8 @@ def _run_row(group: Configuration, run: RunData) -> list[str]:
         number(run.number("learner_updates")),
         number(None if seconds is None else seconds / 60),
         number(None if rate is None else round(rate)),
-        number(run.number("mean100")) + remark_on_mean([run]),
-        number(run.number("last_evaluation", "mean")) + remark_on_evaluation([run]),
+        number(run.number("mean100"), run.target["mean100"]) + remark_on_mean([run]),
+        number(run.number("last_evaluation", "mean"), run.target["evaluation"]) + remark_on_evaluation([run]),
         number(run.number("policy_lag", "mean")),
     ]
 

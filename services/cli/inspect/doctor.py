@@ -137,6 +137,8 @@ def report(title: str, run: Deployment, diagnosis: Diagnosis) -> Iterator[str]:
     """Yield the lines of the report."""
     seconds = max(service.seconds for service in run.services)
     yield f"{title}: {_count(run)}, over {seconds:.0f} s"
+    if run.missing_ranks:
+        yield run.missing_ranks
     yield ""
     yield diagnosis.verdict.sentence
     if diagnosis.gain:

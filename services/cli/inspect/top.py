@@ -122,6 +122,8 @@ def head(run: Deployment) -> Iterator[str]:
     frames, actors = learner.rate(metrics.ENV_FRAMES_TRAINED), learner.now(metrics.WORKERS_CONNECTED, ACTOR)
     pace = "-" if any(rank.restarted for rank in run.ranks) else f"{frames:,.0f}"
     yield f"{counts}   {pace} frames/s   connected actors {actors:.0f}"
+    if run.missing_ranks:
+        yield run.missing_ranks
     if learner.now(metrics.TRAINING) and (left := learner.now(metrics.TIME_LEFT)) >= 0:  # it may be NaN
         yield time_left(left)
     yield run.bottleneck.sentence
@@ -181,7 +183,8 @@ def lag(service: Service, run: Deployment) -> str:
     if service.role == LEARNER:
         return number(service.mean(metrics.POLICY_LAG), ".1f")
     newest = run.known_learner.now(metrics.POLICY_VERSION) if run.known_learner else math.nan
-    return number(newest - service.now(metrics.POLICY_VERSION), ".0f")
+    own = service.now(metrics.POLICY_VERSION)
+    return "-" if own < 0 else number(newest - own, ".0f")  # -1: it has no policy yet
 
 
 def number(value: float, form: str) -> str:

@@ -24,7 +24,7 @@ SWEEP.yaml names a preset, settings of all trials, and ranges or choices of thos
     algorithm.learning_rate: {low: 1e-4, high: 1e-2, log: true}
     model.hidden: {choices: [[64, 64], [128, 128]]}
   trials: 20
-  goal: curve    # mean of the learning curve over the whole budget; or mean100, or evaluation, with that target set to null
+  goal: curve    # mean of the learning curve over the whole budget; or mean100, or evaluation, with both targets null
   prune: true    # stop a trial that is below the median of the earlier ones
 
 examples:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from common.config.errors import schema_at
@@ -19,6 +19,7 @@ from common.errors import ConfigError
 
 SERIES_FILE = "series.json"  # in the folder of a series: its values and seeds, among others
 MAX_MEMBERS = 1000
+MAX_STEM = 235  # bytes of a name without number and seed: with them and `.log` a file name has 255 at most
 _OPEN, _CLOSE, _QUOTES = "[{(", "]})", "\"'"
 _SEEDS = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -96,7 +97,11 @@ def split_overrides(overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str
 
 
 def members(grid: Mapping[str, tuple[str, ...]], seeds: Sequence[int]) -> list[Member]:
-    """Return the runs of a series: for each combination of values all seeds. Raises `ConfigError` where there are too many."""
+    """Return the runs of a series: for each combination of values all seeds. Raises `ConfigError` where there are too many.
+
+    Where values differ only in characters that a name cannot have, or one is too long, each name begins with the number of the
+    combination.
+    """
     count = math.prod(map(len, grid.values()))
     if count * len(seeds) > MAX_MEMBERS:
         found = f"{count} combinations of values x {len(seeds)} seeds"
@@ -104,17 +109,15 @@ def members(grid: Mapping[str, tuple[str, ...]], seeds: Sequence[int]) -> list[M
     combinations = [tuple(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     names = [key.rpartition(".")[2] for key in grid]
     short = {key: name if names.count(name) == 1 else key for key, name in zip(grid, names, strict=True)}  # without its section
-    runs = list(_members(combinations, short, seeds))
-    if len({run.name for run in runs}) < len(runs):  # values that differ in characters that a name cannot have
-        runs = [Member(name=f"{number:03}-{run.name}", overrides=run.overrides) for number, run in enumerate(runs)]
-    return runs
-
-
-def _members(
-    combinations: Sequence[tuple[tuple[str, str], ...]], short: dict[str, str], seeds: Sequence[int]
-) -> Iterator[Member]:
-    for combination in combinations:
-        for seed in seeds:
-            parts = [*(f"{short[key]}={value}" for key, value in combination), f"s{seed}"]
-            overrides = (*(f"{key}={value}" for key, value in combination), f"run.seed={seed}")
-            yield Member(name=re.sub(r"[^\w.=+-]+", "_", "-".join(parts)), overrides=overrides)
+    stems = ["-".join(f"{short[key]}={value}" for key, value in combination) for combination in combinations]
+    stems = [re.sub(r"[^\w.=+-]+", "_", stem) for stem in stems]
+    if len(set(stems)) < len(stems) or any(len(stem.encode()) > MAX_STEM for stem in stems):  # not names as they are
+        stems = [f"{number:03}-{stem.encode()[:MAX_STEM].decode(errors='ignore')}" for number, stem in enumerate(stems)]
+    return [
+        Member(
+            name=f"{stem}-s{seed}" if stem else f"s{seed}",
+            overrides=(*(f"{key}={value}" for key, value in combination), f"run.seed={seed}"),
+        )
+        for combination, stem in zip(combinations, stems, strict=True)
+        for seed in seeds
+    ]

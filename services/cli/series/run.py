@@ -136,6 +136,10 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
     named = {text.partition("=")[0] for text in shared}
     if "run.seed" in named and (saved is not None or request.seeds is not None):
         raise ConfigError("a seed beside the seeds of the series", found="run.seed", wanted="--seeds with all seeds")
+    init = [text for text in (*request.overrides, *request.named) if text.startswith("run.init=")]
+    if saved is not None and init:  # each of its runs would refuse it
+        fix = "leave it out, or begin another series with it"
+        raise ConfigError("run.init of a series that goes on", found=init[0], wanted="none: its runs have weights", fix=fix)
     if saved is not None:
         changes = (*shared, *(f"{key}={values[0]}" for key, values in grid.items()))
         overrides = ((*saved.overrides_of(member), *changes) for member in saved.combinations)
@@ -147,6 +151,7 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
         options = _merged(saved.options, options, counted="actor.count" in {*named, *grid})
         grid = {key: values for key, values in saved.grid.items() if key not in named} | grid
         shared = (*saved.overrides, *shared)
+        _require_names(saved, grid)
     first = (*shared, *(f"{key}={values[0]}" for key, values in grid.items()))
     loaded = load_settings(preset=preset, overrides=first, environ=environ, strict=not grid)
     base = loaded.settings
@@ -157,6 +162,18 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
     checked = [load_settings(preset=preset, overrides=series.overrides_of(member), environ=environ) for member in series.members]
     kept = effective_settings(checked[:: len(seeds)], apart=grid)  # one of each combination of values
     return replace(series, settings=kept), checked[0].settings
+
+
+def _require_names(saved: Series, grid: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise `ConfigError` where runs that `saved` has would get other names by `grid`, and begin anew beside themselves."""
+    names = {member.overrides: member.name for member in saved.members}
+    same = all(names.get(member.overrides, member.name) == member.name for member in members(grid, saved.seeds))
+    if grid.keys() != saved.grid.keys() or not same:
+        found, wanted = (" ".join(f"{key}={','.join(each[key])}" for key in each) for each in (grid, saved.grid))
+        fact, fix = "the runs of the series would get other names, and begin anew", "name several values of the same settings"
+        raise ConfigError(
+            fact, found=found or "no several values", wanted=wanted or "none", fix=f"{fix}, or begin another series"
+        )
 
 
 def effective_settings(runs: Iterable[LoadedSettings], *, apart: Collection[str]) -> list[dict[str, Any]]:

@@ -72,12 +72,23 @@ def _check(sweep: Sweep, folder: Path, *, resume: bool, environ: Mapping[str, st
         if not resume:
             require_own_ids(loaded)
         target = loaded.settings.target
-        if getattr(target, sweep.goal, None) is not None:
+        scores = {f"target.{key}": value for key in ("mean100", "evaluation") if (value := getattr(target, key)) is not None}
+        if sweep.goal != "curve" and scores:
             raise ConfigError(
-                f"goal {sweep.goal} compares trials that end as soon as they reach their target",
-                found=f"target.{sweep.goal} {getattr(target, sweep.goal):g}",
+                f"goal {sweep.goal} compares trials that end as soon as they reach a target",
+                found=", ".join(f"{key} {value:g}" for key, value in scores.items()),
                 wanted="null",
-                fix=f"set it under `settings` ({{target.{sweep.goal}: null}}), or take goal: curve",
+                fix=f"set it under `settings` ({{{', '.join(f'{key}: null' for key in scores)}}}), or take goal: curve",
+            )
+        if sweep.goal == "evaluation" and not loaded.settings.evaluator.enabled:
+            fact, fix = "goal evaluation needs an evaluator in each trial", "set it under `settings`, or take goal: curve"
+            raise ConfigError(fact, found="evaluator.enabled false", wanted="true", fix=fix)
+        if sweep.goal == "curve" and target.wall_seconds is not None:
+            raise ConfigError(
+                "goal curve compares trials over the whole budget of env steps",
+                found=f"target.wall_seconds {target.wall_seconds:g}, at which a trial may end before",
+                wanted="null",
+                fix="set it to null under `settings`, or take goal: mean100 or evaluation",
             )
     if resume:
         with _study(folder, sweep) as study:

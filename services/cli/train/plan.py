@@ -76,6 +76,7 @@ class Plan:
     resume: bool
     auto_actors: bool
     replaced_config: bytes = b""  # config.yaml of a resumed run, as it was before this start
+    earlier_commands: bytes = b""  # the same of its command.txt
     earlier_summary: tuple[int, int] | None = None  # `outcome.written` of the summary of a start before
 
     @property
@@ -127,6 +128,8 @@ class Plan:
         """Leave the run directory as it was before settings that were refused: of a new run remove all files."""
         if self.resume:
             write_atomically(self.directory.config, self.replaced_config)
+            with suppress(OSError):
+                write_atomically(self.directory.command, self.earlier_commands)
         elif self.created_folder:
             shutil.rmtree(self.directory.path)
         else:
@@ -194,9 +197,11 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         (master_port,) = ports.find(1) if chosen.settings.learner.ranks > 1 else (0,)
         chosen = with_absolute_key_paths(chosen)  # after the checks, whose errors name the paths as the user wrote them
         text, created_folder = as_yaml(chosen.settings, chosen.provenance), not path.exists()
-        replaced = directory.config.read_bytes() if request.resume else b""
+        replaced = commands = b""
         if request.resume:
-            require_same_run(replaced, chosen)
+            replaced = directory.config.read_bytes()
+            commands = directory.command.read_bytes() if directory.command.exists() else b""
+            require_same_run(directory, chosen)
             _rewrite(directory, text, chosen.settings)
             add_command(directory, command_line)
         else:
@@ -214,6 +219,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
             resume=request.resume,
             auto_actors=request.auto_actors,
             replaced_config=replaced,
+            earlier_commands=commands,
             earlier_summary=written(directory.summary),
         )
 

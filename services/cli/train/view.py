@@ -78,13 +78,16 @@ def time_left(seconds: Seconds | None) -> str:
     return f"about {seconds / MINUTE:.0f} min left" if seconds < 2 * HOUR else f"about {seconds / HOUR:.1f} h left"
 
 
+def apart(value: float, beside: float | None, form: Callable[[float], str]) -> str:
+    """Format a number by `form`, or with more digits where `beside`, another value, looks the same by `form`."""
+    if beside is None or value == beside or form(value) != form(beside):
+        return form(value)
+    return f"{value:.7g}" if f"{value:.7g}" != f"{beside:.7g}" else str(value)
+
+
 def score(value: float | None, beside: float | None = None) -> str:
     """Format a return with four digits, or with more where `beside`, another value, has the same; a dash for None."""
-    if value is None:
-        return "-"
-    if beside is None or f"{value:.4g}" != f"{beside:.4g}" or value == beside:
-        return f"{value:.4g}"
-    return f"{value:.7g}" if f"{value:.7g}" != f"{beside:.7g}" else str(value)
+    return "-" if value is None else apart(value, beside, "{:.4g}".format)
 
 
 def phase(status: RunStatus) -> str:
@@ -94,9 +97,9 @@ def phase(status: RunStatus) -> str:
 
 
 def progress_text(done: Progress) -> str:
-    """Format how far the run is: `63%, about 3 min left`; at the end `100%` alone."""
+    """Format how far the run is: `63%, about 3 min left`, at most `99%` before the end; at the end `100%` alone."""
     ended = done == Progress(1.0)
-    return f"{done.fraction:.0%}" if ended else f"{done.fraction:.0%}, {time_left(done.seconds_left)}"
+    return "100%" if ended else f"{min(done.fraction, 0.99):.0%}, {time_left(done.seconds_left)}"
 
 
 def mean_remark(episodes: float, unfinished: float) -> str:

@@ -151,6 +151,14 @@ def test_a_resumed_run_follows_a_learning_rate_that_was_changed(vector_env, make
     assert train(after, make_sample(vector_env)).metrics["learning_rate"] == pytest.approx(rate)
 
 
+def test_an_adaptive_rate_begins_anew_where_the_state_is_of_an_algorithm_without_one(vector_env, make_sample):
+    """A run by A3C that goes on by PPO."""
+    state = build(vector_env).state_dict()
+    after = build(vector_env, learning_rate=1e-4, lr_schedule="kl_adaptive")
+    after.load_state_dict({key: value for key, value in state.items() if key != "learning_rate"})
+    assert train(after, make_sample(vector_env)).metrics["learning_rate"] == pytest.approx(1e-4)
+
+
 @pytest.mark.parametrize("steps", [0, 3])
 def test_an_update_that_is_stopped_leaves_out_the_steps_to_come(vector_env, make_sample, steps):
     """SIGTERM during an update of a hundred epochs: what was done stands, nothing is added."""

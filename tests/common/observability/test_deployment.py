@@ -7,7 +7,7 @@ import pytest
 from common.observability.bottleneck import Kind
 from common.observability.deployment import JOBS, Service, ServiceSample, compare, role_of
 from common.observability.env_metrics import ENV_WORKER_METRICS, POLICY_SERVER_METRICS
-from common.observability.learner_metrics import METRICS
+from common.observability.learner_metrics import ENV_STEPS_TRAINED, LEDGER_ENV_STEPS, METRICS, WORKERS_CONNECTED
 from common.observability.worker_metrics import ACTOR_ENV_STEPS as ENV_STEPS
 from common.observability.worker_metrics import ACTOR_METRICS, EVALUATOR_METRICS
 from common.observability.worker_metrics import ACTOR_POLICY_LAG as POLICY_LAG
@@ -208,6 +208,32 @@ def test_what_one_rank_alone_has_is_known_in_any_order_of_the_ranks():
         found = compare(order, order).learner
         assert found.now("rookery_learner_checkpoint_interval_seconds") == 60.0
         assert found.now("rookery_learner_upload_failures_total") == 3.0
+
+
+def test_a_rank_that_missed_the_first_scrape_is_part_of_the_sums_of_gauges_alone():
+    def rank(at, trained):
+        connected = {"workers_connected": {"actor": 2}, "ledger_env_steps": {"trained": trained}}
+        return reading("learner", at=at, ranks=2, env_steps_trained_total=trained, **connected)
+
+    for first, second in (("a", "b"), ("b", "a")):
+        found = compare({first: rank(100.0, 16_000)}, {first: rank(110.0, 17_000), second: rank(110.0, 17_000)}).learner
+        assert found.now(LEDGER_ENV_STEPS, "trained") == 34_000
+        assert found.now(WORKERS_CONNECTED, "actor") == 4
+        assert found.grew(ENV_STEPS_TRAINED) == 1000
+
+
+def test_the_wire_is_not_known_where_a_rank_does_not_answer():
+    """The messages of its actors are in its queue."""
+
+    def scrape(at, seconds):
+        queue = {"queue_seconds_total": seconds, "workers_connected": {"actor": 1}, "ranks": 2}
+        actors = {f"actor-{n}": reading(at=at, unacknowledged_seconds_total=seconds) for n in range(2)}
+        return {"learner": reading("learner", at=at, **queue), "learner-1": reading("learner", at=at, **queue), **actors}
+
+    before, after = scrape(100.0, 0.0), scrape(110.0, 10.0)
+    assert compare(before, after).wire == 0.0
+    del before["learner-1"], after["learner-1"]
+    assert compare(before, after).wire == 0.0
 
 
 def computing(*, learner=None, actor=None, process=0.0, all_reduce=0.0):

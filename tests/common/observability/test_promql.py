@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from common.observability.bottleneck import Kind, find_bottleneck
-from common.observability.promql import BOTTLENECKS, Scope
+from common.observability.promql import BOTTLENECKS, Scope, versions_behind
 from common.observability.rules import BOTTLENECK, ON_THE_WIRE
 from tests.common.observability.helpers import COMMITTED, ROOT, needs_promtool, promtool
 
@@ -31,6 +31,21 @@ def test_the_recording_rules_have_the_values_worked_out_by_hand(tmp_path):
     assert promtool("test", "rules", "recording.yaml", folder=HERE)[0] == 0, promtool(
         "test", "rules", "recording.yaml", folder=HERE
     )[1]
+
+
+@needs_promtool
+def test_an_evaluator_without_a_policy_is_no_version_behind(tmp_path):
+    versions = {"learner": 5000, "evaluator-0": 4990, "evaluator-1": -1}
+    series = [
+        {"series": f'rookery_{name.split("-")[0]}_policy_version{{instance="{name}"}}', "values": f"{version}x5"}
+        for name, version in versions.items()
+    ]
+    expected = {"expr": versions_behind(Scope(window="1m")), "eval_time": "2m"}
+    expected["exp_samples"] = [{"labels": '{instance="evaluator-0"}', "value": 10}]
+    document = {"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": [expected]}]}
+    (tmp_path / "behind.yaml").write_text(yaml.safe_dump(document))
+    code, said = promtool("test", "rules", "behind.yaml", folder=tmp_path)
+    assert code == 0, said
 
 
 @needs_promtool

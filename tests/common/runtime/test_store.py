@@ -461,6 +461,22 @@ def test_fetch_returns_a_cached_copy_that_follows_the_run(directory, store, tmp_
     assert fetch(str(directory.path)) == fetch_results(str(directory.path)) == directory.path
 
 
+@pytest.mark.parametrize("folder", ["", "/team"])
+def test_a_store_in_a_folder_of_checkpoints_is_not_taken_for_the_checkpoints_of_a_run(
+    directory, store, tmp_path, monkeypatch, folder
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    address = copy_address(f"{store}/checkpoints{folder}", directory.path)
+    save(directory, 1)
+    CheckpointStore(directory.checkpoints, keep=3).save_best(checkpoint(1))
+    RunStore(address).upload(directory, keep=3)
+    assert newest(fetch(address)) == newest(fetch(f"{address}/")) == 1
+    for name in (BEST, "checkpoint-000000000001"):
+        assert read(fetch(f"{address}/checkpoints/{name}")).version == 1
+    with pytest.raises(ConfigError, match="no run in this store"):
+        fetch(f"{address}/checkpoints/newest")
+
+
 def test_a_name_that_is_used_again_has_nothing_of_the_run_before(directory, store, tmp_path, monkeypatch):
     """A nightly run, whose copy is deleted in the morning: its weights and its result were taken for those of the next one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

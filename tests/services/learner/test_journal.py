@@ -130,6 +130,15 @@ def test_tensorboard_has_the_settings_as_text_and_the_result_beside_the_hyperpar
     assert "checkpoint.keep" not in shown
 
 
+def test_the_hyperparameters_are_the_settings_that_decide_what_is_learned(directory):
+    found = tracked(directory, **{"learner.credits": 2}).hyperparameters
+    assert {"env.id", "run.seed", "learner.ranks", "learner.max_policy_lag", "learner.snapshot_precision"} < {*found}
+    assert {"actor.count", "actor.precision", "target.env_steps", "algorithm.gamma"} < {*found}
+    assert found["learner.credits"] == 2
+    assert not {"target.mean100", "learner.bind", "run.id"} & {*found}
+    assert "learner.credits" not in tracked(directory, **{"run.mode": "lockstep"}).hyperparameters, "without effect there"
+
+
 def test_without_tensorboard_there_are_no_events(directory):
     journal = Journal(directory, env_steps=0, run=tracked(directory), tensorboard=False)
     update(journal, 100, {"x": 1.0})

@@ -1,5 +1,7 @@
 """The estimate of progress and time left."""
 
+import math
+
 import pytest
 
 from common.config.sections import TargetSettings
@@ -31,6 +33,47 @@ def test_a_rising_mean_gives_the_time_to_the_target():
         found = at(estimator, 10.0 * step, 1000 * step, -21.0 + step)
     assert found.seconds_left == pytest.approx(100.0)
     assert found.fraction == pytest.approx(29 / 39)
+
+
+def test_noise_is_no_trend():
+    """A mean that swings by a point every minute rises half of the time; eleven points are missing."""
+    estimator = ProgressEstimator()
+    for second in range(1, 600):
+        found = at(estimator, float(second), 1000 * second, 7.0 + math.sin(second / 60 * math.tau))
+        assert found.seconds_left == 1000.0 - second
+
+
+def test_a_short_trend_leaves_the_budget():
+    """Ten minutes after the start half a minute may show any slope."""
+    estimator = ProgressEstimator()
+    for second in range(600, 630):
+        assert at(estimator, float(second), 600_000, -21.0 + second - 600).seconds_left == 400.0
+
+
+def test_the_trend_of_a_long_run_is_over_a_fifth_of_it():
+    """Six points an hour, and a point up and down every ten minutes."""
+    estimator = ProgressEstimator()
+    for second in range(0, 36_001, 10):
+        mean = -12.0 + second / 600 + math.sin(second / 600 * math.tau)
+        found = at(estimator, float(second), 1000, mean, rate=0.02, mean100=54.0)
+    assert found.seconds_left == pytest.approx(3600.0, rel=0.1)
+
+
+def test_a_trend_is_extrapolated_to_three_times_its_span():
+    """A fiftieth of a point a second, over two minutes: six minutes further it counts."""
+    estimator, left = ProgressEstimator(), {}
+    for second in range(0, 1000, 2):
+        left[second] = at(estimator, float(second), 1000, second / 50, rate=0.02).seconds_left
+    assert left[500] == 49_950_000.0
+    assert left[560] == pytest.approx(340.0)
+
+
+def test_a_trend_without_new_points_ends():
+    estimator = ProgressEstimator()
+    for second in range(0, 200, 2):
+        found = at(estimator, float(second), 1000, second / 20)
+    assert found.seconds_left == pytest.approx(162.0, abs=1.0)
+    assert at(estimator, 980.0, 1000).seconds_left == 999.0
 
 
 def test_a_falling_mean_leaves_the_budget():

@@ -312,6 +312,18 @@ def test_the_speed_of_a_resumed_run_is_that_of_all_its_processes():
     assert summary["env_steps_per_second"] == 400.0
 
 
+def test_the_time_left_is_by_the_speed_with_gradient_steps():
+    """A warm-up of 10,000 env steps takes two seconds; then 130 a second."""
+    run, now = record(env_steps=1_000_000), 100.0
+    for speed, seconds, steps in ((5000, 2, 0.0), (130, 20, 16.0)):
+        for _ in range(seconds):
+            now += 1.0
+            run.trained(env_steps=speed, metrics={"gradient_steps": steps})
+            run.tick(now)
+            assert steps or run.progress.seconds_left is None
+    assert run.progress.seconds_left == (1_000_000 - run.env_steps) / 130
+
+
 def test_policy_lag_is_weighted_by_env_steps():
     """A tiny fresh rollout does not make a batch of old ones young."""
     run = record()
@@ -489,6 +501,18 @@ def test_settings_that_changed_at_a_resume_stay_in_the_record():
         run.load_state_dict(state, now=now)
     change = f"algorithm.learning_rate was {before.algorithm.learning_rate}, is 1e-05"
     assert run.settings_changed == [{"env_steps": 300, "settings": [change]}]
+
+
+@pytest.mark.parametrize(("schedule", "noted"), [("kl_adaptive", False), ("linear", True)])
+def test_a_learning_rate_without_effect_is_no_change(schedule, noted):
+    """`kl_adaptive` goes on with the rate that it had."""
+    before, after = record(), record()
+    for run, rate in ((before, 1e-3), (after, 1e-4)):
+        algorithm = PPOSettings(learning_rate=rate, lr_schedule=schedule)
+        run.settings = run.settings.model_copy(update={"algorithm": algorithm})
+    after.load_state_dict(json.loads(json.dumps(before.state_dict(now=1.0))), now=2.0)
+    change = "algorithm.learning_rate was 0.001, is 0.0001"
+    assert after.settings_changed == ([{"env_steps": 0, "settings": [change]}] if noted else [])
 
 
 @pytest.mark.parametrize(

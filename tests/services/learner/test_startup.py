@@ -227,6 +227,17 @@ def test_a_run_does_not_go_on_with_another_seed(option):
             parse(["--run-dir", "run", option, f"run.seed={seed}"], {})
 
 
+@pytest.mark.parametrize("option", ["--resume", "--resume-if-found"])
+def test_a_run_does_not_go_on_with_other_first_weights(option):
+    """Before its first checkpoint it may: a path that was wrong is corrected."""
+    begun("run.init=there")
+    words = ["--run-dir", "run", option, "run.init=elsewhere"]
+    assert parse(words, {}).resume
+    Path("run/checkpoints/checkpoint-000000000001").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"run\.init of a run that goes on: found elsewhere, wanted there"):
+        parse(words, {})
+
+
 def test_a_learner_with_the_configuration_of_another_run_chooses_an_id():
     first, *_ = begun()
     second = with_run_id(parse(["--config", "run/config.yaml", "--run-dir", "other"], {}))

@@ -10,7 +10,7 @@ import pytest
 
 from services.cli.app import main
 from services.cli.compare import report
-from services.cli.compare.runs import read_runs
+from services.cli.compare.runs import configurations, read_runs
 from services.cli.compare.statistics import band
 
 pytestmark = pytest.mark.service
@@ -105,6 +105,15 @@ def test_runs_without_a_target_are_neither_solved_nor_unsolved(tmp_path, write_r
     assert main(["report", str(path), "--out", str(tmp_path / "r.html")]) == 0
     shown = (tmp_path / "r.html").read_text()
     assert ("the budget of env steps is spent" in shown, "not solved" in shown) == (True, False)
+
+
+@pytest.mark.parametrize(("column", "target", "lines"), [(0, 0, 2), (0, 1, 0), (1, 0, 0), (1, 1, 2)])
+def test_a_target_is_drawn_across_the_returns_that_it_is_of(tmp_path, write_run, column, target, lines):
+    """Over env steps and over minutes."""
+    targets = [f"target.{name}={475.0 if index == target else 'null'}" for index, name in enumerate(("mean100", "evaluation"))]
+    curve = [(at, 100 * at, *(at if index == column else None for index in range(2))) for at in (1, 2)]
+    groups = configurations(read_runs([write_run(tmp_path / "run", *targets, curve=curve)]))
+    assert report.draw_returns(groups).count("stroke-dasharray: ") == lines
 
 
 @pytest.fixture

@@ -3,10 +3,12 @@
 import io
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from services.cli.compare.tables import TextTable, print_tables
+from services.cli.compare.runs import RunData, configurations
+from services.cli.compare.tables import TextTable, configurations_table, print_tables, runs_table
 
 pytestmark = pytest.mark.pure
 
@@ -37,3 +39,27 @@ def test_no_digit_is_cut_off_in_a_narrow_terminal(width, kind, monkeypatch):
         for line in re.split(r" (?=[\[(])", cell):
             assert line in {part.strip() for part in whole}
     assert Counter(" ".join([*columns, *row]).split()) <= Counter(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("target", "scores", "cell"),
+    [
+        (475.0, [474.97], "474.97"),
+        (475.0, [475.0], "475"),
+        (475.0, [470.2], "470.2"),
+        (5000.0, [4999.6], "4999.6"),
+        (475.0, [474.97, 475.03], "475 [474.97, 475.03]"),
+        (None, [474.97], "475"),
+    ],
+)
+@pytest.mark.parametrize("column", ["mean100", "evaluation"])
+def test_a_return_just_below_its_target_has_more_digits(column, target, scores, cell):
+    """474.97 was 475, beside "0 of 1" runs that reached the target of 475."""
+    settings, runs = {"target.env_steps": 9, f"target.{column}": target}, []
+    for seed, score in enumerate(scores):
+        summary = {"env_steps": 9, **({"mean100": score} if column == "mean100" else {"last_evaluation": {"mean": score}})}
+        run = RunData(path=Path(str(seed)), settings={**settings, "run.seed": seed}, curve=[], summary=summary, command="")
+        runs.append(run)
+    for table in (configurations_table, runs_table) if len(runs) == 1 else (configurations_table,):
+        found = table(configurations(runs))
+        assert found.rows[0][list(found.columns).index(column)] == cell

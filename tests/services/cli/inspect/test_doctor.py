@@ -57,6 +57,13 @@ def run(source, seconds=None):
     return code, out.getvalue(), slept
 
 
+def test_the_report_says_of_how_many_ranks_its_sums_are():
+    moments = ({"learner": learner(at, at / 20, at, ranks=2.0)} for at in (0.0, 10.0))
+    code, said, _ = run(Fake(*moments))
+    assert code == 0
+    assert "1 of 2 ranks answer: sums are of these\n" in said
+
+
 def test_a_bottleneck_alone_is_healthy():
     """A pipeline may check a run by the exit code."""
     code, words, slept = run(Fake(*HEALTHY))

@@ -129,6 +129,12 @@ def test_ranks_are_diagnosed_as_one_learner():
     assert faults(diagnosis)["RankWithoutActors"].startswith("learner-1 has no actor and trains on nothing")
 
 
+@pytest.mark.parametrize("name", ["ActorsMissing", "TargetNotReached"])
+def test_sums_of_some_ranks_are_no_fault_of_the_run(name):
+    changes, _ = SICK[name]
+    assert faults(examined(changes | {"ranks": (2, 2)})) == {}
+
+
 def test_a_rank_that_is_unreachable_is_named():
     before = {f"learner{name}": sample(0, "learner", LEARNER | {"ranks": (2, 2)}) for name in ("", "-1")}
     after = {
@@ -295,7 +301,7 @@ SICK = {
     ),
     "NonFiniteLoss": ({"nonfinite_steps_total": (3, 5)}, "2 gradient steps were not finite and left out"),
     "MemoryGrowing": (
-        {"process_resident_memory_bytes": (500 * MIB, 512 * MIB)},
+        {"process_resident_memory_bytes": (500 * MIB, 512 * MIB), "training_metric{replay_env_steps}": (9000, 9000)},
         "learner grew by 12 MiB in 10 s and holds 512 MiB",
     ),
     "DescriptorsShort": (
@@ -339,6 +345,9 @@ WELL = {
     "a young process": {
         "process_resident_memory_bytes": (200 * MIB, 500 * MIB), "process_start_time_seconds": (NOW - 60, NOW - 60),
         "checkpoint_last_success_timestamp_seconds": (0, 0),
+    },
+    "a replay memory that fills": {
+        "process_resident_memory_bytes": (500 * MIB, 540 * MIB), "training_metric{replay_env_steps}": (10_000, 14_000),
     },
     "an allocator": {"process_resident_memory_bytes": (500 * MIB, 505 * MIB)},
 }  # fmt: skip

@@ -80,6 +80,10 @@ def test_an_actors_row_shows_its_rates_and_its_policy():
     }  # fmt: skip
 
 
+def test_a_worker_without_a_policy_has_no_lag():
+    assert cells("actor-0", compare(BEFORE, AFTER | {"actor-0": sample("actor", 10.0, policy_version=-1)}))["lag"] == "-"
+
+
 def test_a_service_that_does_not_answer_is_unreachable_and_the_reason_is_below_the_table():
     """A missing service is what the user looks for."""
     assert cells("actor-1") == {"service": "actor-1", "state": "unreachable"}
@@ -100,6 +104,13 @@ def test_the_head_adds_up_the_ranks_of_a_learner():
     assert "52,964 env steps" in text
     assert "3,000 frames/s   connected actors 2" in text
     assert cells("learner-1", run)["frames/s"] == "1,000"
+
+
+def test_the_head_says_of_how_many_ranks_its_sums_are():
+    before, after = ({"learner": sample("learner", at, **LEARNER, ranks=2)} for at in (0.0, 10.0))
+    assert "1 of 2 ranks answer: sums are of these" in head(compare(before, after))
+    before["learner-1"], after["learner-1"] = before["learner"], after["learner"]
+    assert not any("ranks answer" in line for line in head(compare(before, after)))
 
 
 def test_a_killed_learner_is_unreachable():

@@ -65,6 +65,21 @@ def test_names_stay_different_where_the_values_differ_in_characters_that_a_name_
     assert not any(set(run.name) & set("/:") for run in runs)
 
 
+def test_a_number_in_a_name_is_of_the_values_whatever_the_seeds():
+    grid = {"env.id": ("a/b", "a:b")}
+    assert {run.name for run in members(grid, (1, 2))} < {run.name for run in members(grid, (1, 2, 3))}
+
+
+def test_a_name_is_cut_to_the_length_that_a_file_system_takes():
+    """With that of its log; a letter is more than a byte."""
+    values = tuple("{x: " + 200 * "\u00e9" + end for end in ("a}", "b}"))
+    names = [run.name for run in members({"env.kwargs": values}, (1, 2**31 - 1))]
+    assert len(set(names)) == 4
+    assert max(len(f"{name}.log".encode()) for name in names) <= 255
+    assert names[3].startswith("001-kwargs=_x_\u00e9")
+    assert names[3].endswith("-s2147483647")
+
+
 def test_settings_of_one_name_in_two_sections_are_named_in_full():
     runs = members({"actor.torch_threads": ("1", "2"), "learner.torch_threads": ("1", "2")}, (1,))
     assert runs[1].name == "actor.torch_threads=1-learner.torch_threads=2-s1"

@@ -143,11 +143,37 @@ def test_resumed_with_other_seeds_it_keeps_settings_values_and_options(ran, tmp_
     ran(seeds="1-2", preset=None, resume=True, trainer=first)
     rest = "run.seed=2 --actors 1"
     assert first.commands == [f"cartpole algorithm.gamma=0.9 algorithm.learning_rate={rate} {rest}" for rate in ("1e-3", "3e-4")]
-    ran("algorithm.gamma=0.8", "algorithm.learning_rate=1e-2", preset=None, resume=True, trainer=second)
+    ran("algorithm.gamma=0.8", "algorithm.learning_rate=3e-4,1e-2", preset=None, resume=True, trainer=second)
     assert second.commands == [
         f"cartpole algorithm.gamma=0.9 algorithm.gamma=0.8 algorithm.learning_rate=1e-2 run.seed={seed} --actors 1"
         for seed in (1, 2)
     ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ("1e-3,3e-4", "1e-3", "found no several values, wanted algorithm.learning_rate=1e-3,3e-4"),
+        ("1e-3", "1e-3,3e-4", "found algorithm.learning_rate=1e-3,3e-4, wanted none"),
+    ],
+)
+def test_a_resume_that_would_name_all_runs_otherwise_is_refused(ran, tmp_path, first, second, message):
+    """They began anew beside themselves."""
+    ran(f"algorithm.learning_rate={first}", seeds="1-2")
+    before = (tmp_path / "series" / "series.json").read_bytes()
+    with pytest.raises(ConfigError, match=message):
+        ran(f"algorithm.learning_rate={second}", resume=True)
+    assert (tmp_path / "series" / "series.json").read_bytes() == before
+
+
+def test_runs_with_numbers_in_their_names_keep_them(ran):
+    """Where the order of the values changes, a run would continue with the value of another one."""
+    words = "env.kwargs={sutton_barto_reward: true},{sutton_barto_reward:  true}"
+    names = [f"{number}-kwargs=_sutton_barto_reward_true_-s" for number in ("000", "001")]
+    assert ran(words, seeds="1")[1] == [(f"{name}1", False) for name in names]
+    assert ran(words, seeds="1-2", resume=True)[1] == [(f"{name}2", False) for name in names]
+    with pytest.raises(ConfigError, match="the runs of the series would get other names"):
+        ran("env.kwargs={sutton_barto_reward:  true},{sutton_barto_reward: true}", resume=True)
 
 
 def test_resumed_it_keeps_each_option_that_the_command_does_not_name(ran):
@@ -202,7 +228,10 @@ def test_an_edited_preset_is_found_where_the_first_member_does_not_read_it(ran, 
     preset.write_text(text.replace("epochs: 10", "epochs: 2"))
     with pytest.raises(ConfigError, match=r"found algorithm\.epochs=2, wanted algorithm\.epochs=10;"):
         ran(preset=None, resume=True)
-    assert ran("algorithm.epochs=2", "algorithm.name=ppo", preset=None, resume=True)[1]
+    assert ran("algorithm.epochs=2", "algorithm.name=pqn,ppo", preset=None, resume=True)[1] == [
+        ("name=pqn-s1", False),
+        ("name=ppo-s1", False),
+    ]
 
 
 def test_what_the_command_names_is_not_compared_with_all_that_is_inside(ran, tmp_path):
@@ -229,6 +258,16 @@ def test_an_id_for_all_runs_is_refused(ran):
     """Trackers would take them for one."""
     with pytest.raises(ConfigError, match=r"run\.id of a series: found mine, wanted none"):
         ran("run.id=mine", seeds="1-2")
+
+
+@pytest.mark.parametrize("setting", ["run.init=there", "run.init=there,elsewhere"])
+def test_a_series_is_not_resumed_with_other_first_weights(ran, tmp_path, setting):
+    """Each of its runs would refuse them, and so at each later resume."""
+    ran(seeds="1")
+    before = (tmp_path / "series" / "series.json").read_bytes()
+    with pytest.raises(ConfigError, match=rf"run\.init of a series that goes on: found {setting}, wanted none"):
+        ran(setting, resume=True)
+    assert (tmp_path / "series" / "series.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("resume", [False, True])

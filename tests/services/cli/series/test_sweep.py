@@ -31,6 +31,8 @@ search:
 trials: TRIALS
 """
 
+NO_TARGET = "target.mean100: null, target.evaluation: null"
+
 
 class FakeTrainer:
     """Writes the curve of each trial, lower for each next one, and gives the sweep a look at it while it runs."""
@@ -251,19 +253,19 @@ def test_two_failures_in_a_row_end_the_sweep_which_can_be_resumed(swept):
 
 
 def test_a_trial_without_a_value_has_failed(swept):
-    code, trainer, shown = swept(settings="goal: evaluation\nsettings: {target.evaluation: null, ")
+    code, trainer, shown = swept(settings=f"goal: evaluation\nsettings: {{{NO_TARGET}, ")
     assert (code, len(trainer.calls), shown.count("fail ")) == (1, 2, 2)
 
 
 def test_a_mean_of_fewer_than_100_episodes_says_so_where_trials_are_ranked_by_it(swept):
-    *_, shown = swept(trials=2, mean100_episodes=7, settings="goal: mean100\nsettings: {target.mean100: null, ")
+    *_, shown = swept(trials=2, mean100_episodes=7, settings=f"goal: mean100\nsettings: {{{NO_TARGET}, ")
     assert shown.count("(of 7 episodes)") == 2
 
 
 @pytest.mark.parametrize("version", [3, 500])
 def test_an_evaluation_of_an_older_policy_says_so_where_trials_are_ranked_by_it(swept, version):
     ended = {"last_evaluation": {"mean": 475.0, "version": version}, "version": 500}
-    *_, shown = swept(trials=2, settings="goal: evaluation\nsettings: {target.evaluation: null, ", **ended)
+    *_, shown = swept(trials=2, settings=f"goal: evaluation\nsettings: {{{NO_TARGET}, ", **ended)
     assert shown.count("(not of the last policy)") == (2 if version == 3 else 0)
 
 
@@ -291,16 +293,25 @@ def test_an_id_for_all_trials_is_refused(swept):
 
 
 @pytest.mark.parametrize("goal", ["mean100", "evaluation"])
-def test_trials_that_end_at_their_target_are_not_compared_by_it(tmp_path, goal):
-    file = tmp_path / "sweep.yaml"
-    text = "preset: cartpole\nsettings: {target.GOAL: 400}\nsearch: {algorithm.epochs: {low: 1, high: 2}}\ngoal: GOAL\n"
-    file.write_text(text.replace("GOAL", goal))
-    opened = partial(sweep_module.open_sweep, file, tmp_path / "folder", resume=False, environ={})
-    with pytest.raises(ConfigError, match=f"found target.{goal} 400, wanted null"), opened():
-        pass
-    file.write_text(text.replace("GOAL", goal).replace("400", "null"))
-    with opened() as sweep:
-        assert sweep.goal == goal
+@pytest.mark.parametrize("target", ["mean100", "evaluation"])
+def test_trials_that_end_at_a_target_are_compared_by_neither_score(swept, goal, target):
+    """Nor by the other one: some end at the target, others at the end of the budget."""
+    other = {"mean100": "evaluation", "evaluation": "mean100"}[target]
+    with pytest.raises(ConfigError, match=f"goal {goal} .*: found target.{target} 400, wanted null;"):
+        swept(settings=f"goal: {goal}\nsettings: {{target.{target}: 400, target.{other}: null, ")
+
+
+def test_trials_without_an_evaluator_are_not_compared_by_evaluations(swept):
+    """Each failed, at its end."""
+    with pytest.raises(ConfigError, match=r"goal evaluation .*: found evaluator\.enabled false, wanted true"):
+        swept(settings=f"goal: evaluation\nsettings: {{evaluator.enabled: false, {NO_TARGET}, ")
+
+
+def test_trials_that_the_clock_ends_are_not_compared_over_the_whole_budget(swept):
+    """The last return of one counted as if it held over the rest of the budget."""
+    with pytest.raises(ConfigError, match=r"goal curve .*: found target\.wall_seconds 30, .* wanted null"):
+        swept(settings="settings: {target.wall_seconds: 30, ")
+    assert swept(trials=1, settings=f"goal: mean100\nsettings: {{target.wall_seconds: 30, {NO_TARGET}, ")[0] == 0
 
 
 def test_the_mean_of_the_curve_of_a_short_run_has_its_last_point(tmp_path, write_run):

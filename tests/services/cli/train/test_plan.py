@@ -230,6 +230,22 @@ def test_a_run_is_not_resumed_with_another_seed():
         planned("run.seed=9", run_dir=Path("r"), preset=None, resume=True)
 
 
+@pytest.mark.parametrize(("first", "second"), [("", "there"), ("there", ""), ("there", "elsewhere")])
+def test_a_run_with_weights_of_its_own_is_not_resumed_with_those_of_another(first, second):
+    """They would have no effect, and a comparison would take the run for another configuration."""
+    planned(f"run.init={first}", run_dir=Path("r"))
+    again = {"run_dir": Path("r"), "preset": None, "resume": True}
+    assert planned(f"run.init={second}", **again).settings.run.init == second, "before a checkpoint they have an effect"
+    planned(f"run.init={first}", **again)
+    Path("r/checkpoints/checkpoint-000000000001").mkdir(parents=True)
+    before = Path("r/config.yaml").read_bytes()
+    found, wanted = second or "none", first or "none"
+    with pytest.raises(ConfigError, match=rf"run\.init of a run that goes on: found {found}, wanted {wanted}; leave it out"):
+        planned(f"run.init={second}", **again)
+    assert Path("r/config.yaml").read_bytes() == before
+    assert planned(f"run.init={first}", **again).settings.run.init == planned(**again).settings.run.init == first
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_has_the_lock_of_its_directory_for_its_whole_life(resume):
     """Also while its learner is dead and about to be restarted: a second one would take over its actors."""
@@ -316,6 +332,13 @@ def test_the_directory_of_a_run_keeps_the_command_line_of_each_start():
     planned(run_dir=Path("r"))
     planned(run_dir=Path("r"), preset=None, resume=True)
     assert Path("r/command.txt").read_text() == 2 * "rookery train cartpole\n"
+
+
+def test_a_start_that_was_refused_leaves_neither_its_settings_nor_its_command():
+    planned(run_dir=Path("r"))
+    before = {path: path.read_bytes() for path in Path("r").iterdir()}
+    planned("model.hidden=[8]", run_dir=Path("r"), preset=None, resume=True).withdraw()
+    assert {path: path.read_bytes() for path in Path("r").iterdir()} == before
 
 
 def test_a_resumed_run_that_is_moved_takes_its_workers_along():

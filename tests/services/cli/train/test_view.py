@@ -213,6 +213,7 @@ def test_time_left_is_said_in_a_fitting_unit(seconds, words):
 def test_a_run_whose_training_has_ended_has_no_time_left():
     assert progress_text(Progress(1.0)) == "100%"
     assert progress_text(Progress(0.5)) == "50%, time left unknown"
+    assert progress_text(Progress(0.9951, 420.0)) == "99%, about 7 min left"
 
 
 def test_wall_clock_time_reads_like_a_clock():
