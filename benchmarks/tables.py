@@ -28,8 +28,8 @@ from common.errors import ConfigError, RookeryError
 from common.runtime.run_directory import RunDirectory
 from services.cli.compare.report import report
 from services.cli.compare.runs import RunData, compared_settings, read_run, read_runs
-from services.cli.compare.tables import number
 from services.cli.series.run import TrainProcesses, is_finished, train_arguments, train_processes
+from services.cli.train.view import number
 
 ROOT = Path(__file__).parents[1]
 PAGE, RUNS = ROOT / "docs/results.md", ROOT / "runs/tables"

@@ -17,7 +17,7 @@ from rich.text import Text
 from services.cli.compare.runs import Configuration, RunData, configurations, differing_settings, unbegun_members
 from services.cli.compare.statistics import COVERAGE, Estimate, estimate
 from services.cli.train.outcome import has_score, is_evaluation_older, is_solved, own_end
-from services.cli.train.view import FULL_MEAN, apart, mean_remark
+from services.cli.train.view import FULL_MEAN, mean_remark, number
 
 NONE = "-"
 MAX_NAMES = 8  # of runs, in a note
@@ -32,15 +32,6 @@ class TextTable:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     text_columns: int = 1
-
-
-def number(value: float | None, beside: float | None = None) -> str:
-    """Format a number with four digits, whole ones in full; with more where `beside` has the same; a dash for None."""
-    return NONE if value is None else apart(value, beside, _four_digits)
-
-
-def _four_digits(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 or value == round(value) else f"{value:.4g}"  # noqa: PLR2004
 
 
 def shown(found: Estimate | None, beside: float | None = None) -> str:

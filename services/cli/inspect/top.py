@@ -22,7 +22,7 @@ from common.observability.deployment import ACTOR, ENV_WORKER, LEARNER, Deployme
 from common.units import MIB, Seconds
 from services.cli.inspect.doctor import measure, with_learner
 from services.cli.inspect.scrape import Source
-from services.cli.train.view import mean_remark, score, time_left
+from services.cli.train.view import mean_remark, number, time_left
 
 ONCE_SECONDS: Seconds = 2.0  # measured for a single table, where the source keeps no history
 PERIOD: Seconds = 1.0  # between two tables on a terminal
@@ -117,7 +117,7 @@ def head(run: Deployment) -> Iterator[str]:
     mean, target = (None if math.isnan(value) else value for value in returns)
     steps, planned = learner.now(metrics.LEDGER_ENV_STEPS, "trained"), learner.now(metrics.ENV_STEPS_PLANNED)
     remark = mean_remark(learner.now(metrics.EPISODE_RETURN_MEAN_EPISODES), learner.now(metrics.ENVIRONMENTS_UNFINISHED))
-    scores = f"mean100 {score(mean, target)}{remark}" + ("" if target is None else f", target {score(target, mean)}")
+    scores = f"mean100 {number(mean, target)}{remark}" + ("" if target is None else f", target {number(target, mean)}")
     counts = f"{scores}   {steps:,.0f}" + ("" if math.isnan(planned) else f" of {planned:,.0f}") + " env steps"
     frames, actors = learner.rate(metrics.ENV_FRAMES_TRAINED), learner.now(metrics.WORKERS_CONNECTED, ACTOR)
     pace = "-" if any(rank.restarted for rank in run.ranks) else f"{frames:,.0f}"
@@ -145,7 +145,7 @@ def row(service: Service, run: Deployment) -> tuple[str, ...]:
         f"{service.rate(frames):,.0f}" if steady else "-",
         busiest(service),
         queue(service),
-        number(service.now(metrics.POLICY_VERSION), ".0f"),
+        formatted(service.now(metrics.POLICY_VERSION), ".0f"),
         lag(service, run),
         f"{sum(service.grew_by_label(metrics.ENV_STEPS_DROPPED).values()) / service.seconds:,.0f}" if steady else "-",
         f"{service.now('process_resident_memory_bytes') / MIB:,.0f} MiB",
@@ -181,12 +181,12 @@ def queue(service: Service) -> str:
 def lag(service: Service, run: Deployment) -> str:
     """Return the lag in versions: of the learner the mean of the experience trained on, of a worker that of its policy now."""
     if service.role == LEARNER:
-        return number(service.mean(metrics.POLICY_LAG), ".1f")
+        return formatted(service.mean(metrics.POLICY_LAG), ".1f")
     newest = run.known_learner.now(metrics.POLICY_VERSION) if run.known_learner else math.nan
     own = service.now(metrics.POLICY_VERSION)
-    return "-" if own < 0 else number(newest - own, ".0f")  # -1: it has no policy yet
+    return "-" if own < 0 else formatted(newest - own, ".0f")  # -1: it has no policy yet
 
 
-def number(value: float, form: str) -> str:
+def formatted(value: float, form: str) -> str:
     """Return a number in a format; a dash for NaN."""
     return "-" if math.isnan(value) else format(value, form)

@@ -10,7 +10,7 @@ from typing import Any
 
 from common.runtime.run_directory import RunDirectory
 from services.cli.train.instructions import Outcome
-from services.cli.train.view import clock, mean_remark, score
+from services.cli.train.view import clock, mean_remark, number
 
 Summary = Mapping[str, Any]
 """The content of the learner's summary.json."""
@@ -108,15 +108,15 @@ def final_lines(result: str, summary: Summary | None, *, run_dir: Path, go_on: s
         remark = mean_remark(summary.get("mean100_episodes", 0), summary.get("environments_unfinished", 0))
         target = summary.get("target") or {}
         reached = target.get("mean100")
-        yield f"  {summary['env_steps']:,} env steps in {time}, mean100 {score(summary['mean100'], reached)}{remark}"
+        yield f"  {summary['env_steps']:,} env steps in {time}, mean100 {number(summary['mean100'], reached)}{remark}"
         if (last := summary.get("last_evaluation")) is not None:
             below = summary.get("solved") and reached is not None and last["mean"] < reached
             beside = reached if below else target.get("evaluation")
-            seen = f"  last evaluation {score(last['mean'], beside)} over {last['episodes']} episodes ({last['mode']})"
+            seen = f"  last evaluation {number(last['mean'], beside)} over {last['episodes']} episodes ({last['mode']})"
             older = is_evaluation_older(summary)
             seen += f" of v{last['version']}, not of the final v{summary['version']}" if older else ""
             seen += (
-                f", below the target of {score(reached, last['mean'])}: rookery evaluate {run_dir} plays more" if below else ""
+                f", below the target of {number(reached, last['mean'])}: rookery evaluate {run_dir} plays more" if below else ""
             )
             yield seen
         if summary.get("reproducible"):

@@ -78,16 +78,20 @@ def time_left(seconds: Seconds | None) -> str:
     return f"about {seconds / MINUTE:.0f} min left" if seconds < 2 * HOUR else f"about {seconds / HOUR:.1f} h left"
 
 
-def apart(value: float, beside: float | None, form: Callable[[float], str]) -> str:
-    """Format a number by `form`, or with more digits where `beside`, another value, looks the same by `form`."""
-    if beside is None or value == beside or form(value) != form(beside):
-        return form(value)
+def number(value: float | None, beside: float | None = None) -> str:
+    """Format a number with four digits, and all before the point: `0.1235`, `475`, `12,346`; a dash for None.
+
+    Where `beside`, another value, would look the same, it has more.
+    """
+    if value is None:
+        return "-"
+    if beside is None or value == beside or _four_digits(value) != _four_digits(beside):
+        return _four_digits(value)
     return f"{value:.7g}" if f"{value:.7g}" != f"{beside:.7g}" else str(value)
 
 
-def score(value: float | None, beside: float | None = None) -> str:
-    """Format a return with four digits, or with more where `beside`, another value, has the same; a dash for None."""
-    return "-" if value is None else apart(value, beside, "{:.4g}".format)
+def _four_digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 or float(value).is_integer() else f"{value:.4g}"  # noqa: PLR2004
 
 
 def phase(status: RunStatus) -> str:
@@ -111,15 +115,15 @@ def mean_remark(episodes: float, unfinished: float) -> str:
 def returns(status: RunStatus) -> str:
     """Format the training score and the last evaluation, each with its target."""
     target, last = status.target, status.last_evaluation
-    mean100 = score(status.mean100, target.mean100)
+    mean100 = number(status.mean100, target.mean100)
     parts = [f"mean100 {mean100}{mean_remark(status.mean100_episodes, status.environments_unfinished)}"]
     if target.mean100 is not None:
-        parts.append(f"target {score(target.mean100, status.mean100)}")
+        parts.append(f"target {number(target.mean100, status.mean100)}")
     if last is not None:
-        mean = score(last.mean, target.evaluation)
+        mean = number(last.mean, target.evaluation)
         parts.append(f"last evaluation {mean} ({last.mode}, {last.episodes} episodes, v{last.version})")
     if target.evaluation is not None:
-        parts.append(f"target of evaluations {score(target.evaluation, last.mean if last else None)}")
+        parts.append(f"target of evaluations {number(target.evaluation, last.mean if last else None)}")
     return ", ".join(parts)
 
 
