@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
+from common.conditions import DEFAULT
 from common.config.layers import parse_yaml
 from common.config.load import LoadedSettings
 from common.config.sections import as_run_name
@@ -91,7 +92,8 @@ def require_same_run(directory: RunDirectory, loaded: LoadedSettings) -> None:
     now = loaded.settings.run
     given = "" if is_config_of_a_run(loaded.provenance["run.id"]) else now.id
     compared = [("seed", now.seed, values.get("seed")), ("id", given, values.get("id"))]
-    if any(directory.checkpoints.glob("checkpoint-*")):  # a run without one begins with the weights that are named now
+    # A run without a checkpoint begins with the weights that are named now.
+    if loaded.provenance["run.init"] != DEFAULT and any(directory.checkpoints.glob("checkpoint-*")):
         compared.append(("init", now.init or "none", values.get("init") or "none"))
     for key, found, wanted in compared:
         if found != "" and wanted not in {None, "", found}:

@@ -69,8 +69,9 @@ def _check(sweep: Sweep, folder: Path, *, resume: bool, environ: Mapping[str, st
     """Raise `ConfigError` for settings of trials that cannot be compared, or not with those before."""
     for values in sweep.corners():
         loaded = load_settings(preset=sweep.preset, overrides=sweep.overrides(values), environ=environ)
-        if not resume:
-            require_own_ids(loaded)
+        if resume:  # also a sweep that an earlier version began
+            continue
+        require_own_ids(loaded)
         target = loaded.settings.target
         scores = {f"target.{key}": value for key in ("mean100", "evaluation") if (value := getattr(target, key)) is not None}
         if sweep.goal != "curve" and scores:

@@ -106,6 +106,14 @@ def test_onnxruntime_takes_the_same_greedy_actions(make_run, preset, overrides, 
     assert export.compare(model, policy, observations=1000).different > 100  # another policy differs from the exported one
 
 
+@pytest.mark.parametrize(("share", "different"), [(0.8e-4, 0), (1.2e-4, 200)])
+def test_continuous_actions_may_differ_by_a_ten_thousandth_of_their_range(make_run, monkeypatch, share, different):
+    policy = load_policy(make_run(preset="pendulum-td3")[0].path)
+    model, act = export.to_onnx(policy), type(policy).__call__
+    monkeypatch.setattr(type(policy), "__call__", lambda self, observation: act(self, observation) + np.float32(4.0 * share))
+    assert export.compare(model, policy, observations=200).different == different
+
+
 def test_the_resnet_of_impala_is_exported(make_run):
     small = ("env.height=16", "env.width=16", "env.crop=[0,0]", "model.conv=impala", "model.hidden=[8]")
     policy = load_policy(make_run(*small, preset="pong-impala")[0].path)

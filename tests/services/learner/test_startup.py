@@ -236,6 +236,8 @@ def test_a_run_does_not_go_on_with_other_first_weights(option):
     Path("run/checkpoints/checkpoint-000000000001").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"run\.init of a run that goes on: found elsewhere, wanted there"):
         parse(words, {})
+    Path("own.yaml").write_text("run: {seed: 1}\n")
+    assert parse([*words[:-1], "--config", "own.yaml"], {}).resume, "a file without it says nothing of the weights"
 
 
 def test_a_learner_with_the_configuration_of_another_run_chooses_an_id():

@@ -314,6 +314,15 @@ def test_trials_that_the_clock_ends_are_not_compared_over_the_whole_budget(swept
     assert swept(trials=1, settings=f"goal: mean100\nsettings: {{target.wall_seconds: 30, {NO_TARGET}, ")[0] == 0
 
 
+def test_a_sweep_that_an_earlier_version_began_goes_on(tmp_path):
+    """With what a new one would be refused for."""
+    file = tmp_path / "file.yaml"
+    file.write_text(FILE.replace("TRIALS", "3").replace("settings: {", "settings: {target.wall_seconds: 30, "))
+    with pytest.raises(ConfigError, match="goal curve"):
+        sweep_module._check(read_sweep(file), tmp_path, resume=False, environ={})
+    sweep_module._check(read_sweep(file), tmp_path, resume=True, environ={})
+
+
 def test_the_mean_of_the_curve_of_a_short_run_has_its_last_point(tmp_path, write_run):
     runs = [read_run(write_run(tmp_path / str(last), curve=[(1, 10, 20, None), (2, 110, last, None)])) for last in (40, 80)]
     assert [round(sweep_module.goal_value(run, "curve", budget=100), 1) for run in runs] == [29.1, 47.3]
