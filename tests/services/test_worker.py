@@ -249,12 +249,15 @@ def test_a_setting_that_the_worker_does_not_read_is_refused_on_its_command_line(
         ("actor", "env.id=mpe2:simple_spread_v3"),
         ("env-worker", "env.id=ale_py:ALE/Pong-v5"),
         ("evaluator", "evaluator.episodes=3"),
-        ("policy-server", "policy_server.step_timeout_ms=50"),
+        ("policy-server", "policy_server.step_timeout_ms=50.0"),
         ("env-worker", "log.level=debug"),
     ],
 )
 def test_a_setting_that_the_worker_reads_is_taken_from_its_command_line(name, accepted):
-    worker.parse(name, [accepted, *(["--workers", "2"] * (name == "policy-server"))], {})
+    parsed = worker.parse(name, [accepted, *(["--workers", "2"] * (name == "policy-server"))], {})
+    key, _, value = accepted.partition("=")
+    section, _, field = key.partition(".")
+    assert str(getattr(getattr(parsed.loaded.settings, section), field)) == value
 
 
 @each_role

@@ -331,3 +331,19 @@ def test_what_does_not_fit_sequences_is_refused(vector_env):
         remembering(vector_env, minibatch=8)
     with pytest.raises(ConfigError, match=r"burn_in \+ algorithm.n_step: found 5 \+ 2, wanted at most 6"):
         remembering(vector_env, burn_in=5)
+
+
+@pytest.mark.parametrize("changed", [{"double": False}, {"huber": None}])
+def test_both_parts_of_the_loss_are_those_of_the_settings(vector_env, make_sample, changed):
+    """With an epsilon by which Adam does not hide how large a gradient is."""
+    ends = []
+    for settings in ({"double": True, "huber": 1.0}, {"double": True, "huber": 1.0} | changed):
+        algorithm = build(vector_env, **(settings | {"adam_eps": 1.0, "max_grad_norm": 1e9}))
+        drawn = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in (*algorithm._target.parameters(), *algorithm.model.parameters()):
+                parameter.add_(torch.empty_like(parameter).normal_(generator=drawn))
+        for seq in range(3):
+            train(algorithm, random_play(vector_env, make_sample, seq=seq, reward=np.full((4, 2), 5.0)))
+        ends.append(weights(algorithm.model))
+    assert not np.allclose(*ends, atol=1e-6)

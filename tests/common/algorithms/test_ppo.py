@@ -228,3 +228,14 @@ def test_a_value_head_that_keeps_its_last_axis_is_refused(vector_env, make_sampl
     algorithm.model.forward = lambda *given: forward(*given)._replace(value=forward(*given).value[:, None])
     with pytest.raises((InternalError, RuntimeError)):
         train(algorithm, make_sample(vector_env))
+
+
+def test_stale_experience_counts_by_how_much_likelier_its_actions_have_become(vector_env, make_sample):
+    """Its weight is pi_prox / mu: of actions that were half as likely twice as much."""
+    found = []
+    for behaviour in (-2.0, -2.0 - np.log(2.0)):
+        algorithm = build(vector_env, minibatch=16, normalize_advantage=False, normalize_value=False)
+        sample = make_sample(vector_env, reward=np.eye(4)[:, :2], log_prob=np.full((4, 2), behaviour), version=4)
+        found.append(train(algorithm, sample, progress=at(version=7)).metrics["policy_loss"])
+    assert abs(found[0]) > 0.01
+    assert found[1] == pytest.approx(2 * found[0], rel=1e-4)

@@ -112,7 +112,9 @@ def textbook_update(net, sent, settings, *, seed, whole):
 @MODES
 def test_a_whole_update_is_that_of_a_textbook(vector_env, make_sample, cell, mode):
     """Episodes that terminate and are truncated, reset rows, states that are not zero, gradients that are cut."""
-    algorithm = build(vector_env, cell, seed=5, minibatch=20, epochs=4, max_grad_norm=0.3, learning_rate=1e-2)
+    algorithm = build(
+        vector_env, cell, seed=5, minibatch=20, epochs=4, max_grad_norm=0.3, learning_rate=1e-2, gamma=0.9, q_lambda=0.4
+    )
     before, wanted = copy.deepcopy(algorithm.model), Textbook(cell, algorithm.model)
     sent = messages(vector_env, algorithm._state_size, mode, make_sample)
     result = algorithm.update(algorithm.ingest(sent), at())

@@ -185,3 +185,13 @@ def test_discrete_and_unbounded_actions_are_refused_before_memory_is_allocated(c
     """CartPole with TD3, a torque without limit: one line, found, wanted, what to do."""
     with pytest.raises(ConfigError, match=f"found {found}, wanted .*; "):
         build(replace(continuous_env, action=action), replay_capacity=10**15)
+
+
+def test_the_noise_of_target_actions_and_its_clip_are_those_of_the_settings(continuous_env, make_sample):
+    """Without either the targets are those of the target actor's own actions."""
+    errors = []
+    for noise, clip in ((0.0, 0.5), (0.2, 0.0), (0.2, 0.5), (0.2, 0.01)):
+        algorithm = build(continuous_env, target_noise=noise, target_noise_clip=clip)
+        errors.append(train(algorithm, random_play(continuous_env, make_sample, seq=0)).metrics["td_abs"])
+    assert errors[0] == errors[1]
+    assert len({round(error, 7) for error in errors}) == 3

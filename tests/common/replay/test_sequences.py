@@ -208,3 +208,16 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(InternalError, match="empty replay"):
         build().sample(LENGTH, np.random.default_rng(0))
     assert len(build().sample(0, np.random.default_rng(0)).action) == 0
+
+
+def test_a_stream_that_was_silent_for_a_turn_of_the_memory_does_not_go_on_in_rows_of_another():
+    """Its last rollout has been overwritten meanwhile."""
+    replay = build(capacity=60)
+    for number in range(1, 6):
+        replay.insert(Line.message(number), stream="b", seq=number)
+    replay.insert(Line.message(100), stream="a", seq=0)
+    for number in range(6, 17):
+        replay.insert(Line.message(number), stream="b", seq=number)
+    replay.insert(Line.message(101), stream="a", seq=1)
+    found = everything(replay)
+    np.testing.assert_array_equal(found.observation.reshape(-1, 3)[found.following][:, 0], found.action + 3)

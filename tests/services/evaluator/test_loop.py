@@ -182,6 +182,8 @@ def test_no_policy_is_sent_that_is_not_played(scene):
 
 def test_exactly_the_first_episode_of_each_environment_counts(scene):
     """Each report holds one episode per environment; the ones that follow in an environment that ended early do not count."""
+    seeds, reset = [], scene.environment.reset
+    scene.environment.reset = lambda seed: seeds.append(seed) or reset(seed)
 
     def learner(_):
         if scene.link.session.version < 0:
@@ -193,6 +195,7 @@ def test_exactly_the_first_episode_of_each_environment_counts(scene):
     for report in scene.link.reports:
         assert report.arrays["episode_length"].tolist() == [3] * EPISODES
         assert report.arrays["episode_return"].tolist() == [0 + 1 + 2] * EPISODES
+    assert seeds == [5, 5 + EPISODES], "each evaluation plays other episodes"
     assert scene.stats.env_steps == 2 * 3 * EPISODES
     assert scene.stats.episodes == 2 * EPISODES
     assert scene.stats.return_means == {"greedy": 3.0, "sampled": 3.0}

@@ -249,6 +249,7 @@ def test_each_batch_gives_a_policy_that_is_published_at_once(tmp_path):
     assert scene.intake.said("complete") == [("complete", [seq], None) for seq in range(3)]
     assert scene.algorithm.batches == [[0], [1], [2]]
     assert [(p.version, p.env_steps) for p in scene.algorithm.progress] == [(0, 0), (1, STEPS), (2, 2 * STEPS)]
+    assert {p.env_steps_planned for p in scene.algorithm.progress} == {scene.settings.target.env_steps}
     assert (scene.summary["env_steps"], scene.summary["learner_updates"]) == (3 * STEPS, 3)
 
 
@@ -304,6 +305,7 @@ def test_stale_experience_is_dropped_and_its_place_in_the_batch_taken_by_fresh(t
     assert scene.intake.asked[:3] == [2, 1, 2]
     assert scene.summary["env_steps"] == 2 * STEPS
     assert scene.summary["policy_lag"] == {"min": 0, "mean": 1.5, "max": 3}
+    assert scene.stats.policy_lag.read == (2, 3.0)  # how many, and their sum: the metric
 
 
 def test_an_incomplete_batch_is_trained_on_when_its_first_message_has_waited_long_enough(tmp_path):

@@ -346,10 +346,10 @@ def test_the_last_evaluation_is_the_greedy_one():
     run = record()
     run.evaluated(evaluation("sampled", 1.0), 0.0, env_steps=640)
     assert run.last_evaluation["mode"] == "sampled"
-    run.evaluated(evaluation("greedy", 2.0, 4.0, version=8), 0.0, env_steps=640)
+    run.evaluated(evaluation("greedy", 0.0, 0.0, 9.0, version=8), 0.0, env_steps=640)
     run.evaluated(evaluation("sampled", 9.0), 0.0, env_steps=640)
     assert run.status(STATS, now=101.0)["evaluations"] == {"greedy": 3.0, "sampled": 9.0}
-    assert run.last_evaluation == {"version": 8, "mode": "greedy", "mean": 3.0, "episodes": 2}
+    assert run.last_evaluation == {"version": 8, "mode": "greedy", "mean": 3.0, "episodes": 3}
     assert run.evaluations == {"greedy": 3.0, "sampled": 9.0}
 
 
