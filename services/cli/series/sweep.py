@@ -24,7 +24,7 @@ from common.runtime.process import INTERRUPTED
 from common.runtime.run_directory import RunDirectory, held
 from common.units import Seconds
 from services.cli.compare.runs import RunData, read_run
-from services.cli.compare.tables import TextTable, number, print_tables, remark_on_evaluation, remark_on_mean
+from services.cli.compare.tables import TextTable, print_tables, remark_on_evaluation, remark_on_mean
 from services.cli.series.run import (
     TrainProcesses,
     effective_settings,
@@ -35,6 +35,7 @@ from services.cli.series.run import (
     written_folder,
 )
 from services.cli.series.space import Choices, Sweep, as_text, read_sweep
+from services.cli.train.view import number
 
 FILE, STUDY = "sweep.yaml", "study.sqlite"
 SWEEP = "sweep"  # attribute of the study: the file, less what may change from one start to the next
