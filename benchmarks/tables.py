@@ -41,7 +41,8 @@ mean100: mean return of the last 100 training episodes when the whole budget is 
 or say that they are not. Published results are of the same algorithm and of the same task, in an earlier version where the source
 names one. Images, networks and variants of the algorithm are those of the preset: its DQN is double and takes several steps, the
 published is plain. Commit and date of each run are in [learning.jsonl](../benchmarks/results/learning.jsonl); PPO on MuJoCo is of
-code before decision 44, TD3 and SAC before decision 52, TD3 on Pendulum before decision 32 also.
+code before decision 44, TD3 and SAC before decision 52 (but seed 1 of `pendulum-sac`), TD3 on Pendulum
+before decision 32 also.
 """
 
 
