@@ -514,7 +514,7 @@ def test_all_leaves_of_an_observation_and_its_mask_lead_to_the_best_allowed_acti
     elif algorithm == "sac":
         recipe = {"samples_per_insert": 16, "warmup": 200, "random_env_steps": 400, "replay_capacity": 10_000, "minibatch": 64}
         section = SACSettings(gamma=0.9, learning_rate=2e-3, **recipe)
-        settings = q_probe("mixed_action", env_steps=2_000).model_copy(update={"algorithm": section})
+        settings = q_probe("mixed_action", env_steps=4_000).model_copy(update={"algorithm": section})
     else:
         settings = probe("mixed_action", algorithm=algorithm, env_steps=60_000, mean100=mean100)
         rate = {"learning_rate": 1e-3 if actions == "discrete" else 3e-3}
