@@ -10,7 +10,18 @@ from rich.console import Console
 
 from common.observability.learner_stats import Progress
 from services.cli.train.status import EvaluationResult, FrameRates, LedgerCounts, PolicyLag, Queue, RunStatus, Target
-from services.cli.train.view import LineView, LiveView, ViewFrame, clock, make_view, panel, plain_line, progress_text, time_left
+from services.cli.train.view import (
+    LineView,
+    LiveView,
+    ViewFrame,
+    clock,
+    make_view,
+    number,
+    panel,
+    plain_line,
+    progress_text,
+    time_left,
+)
 
 pytestmark = pytest.mark.pure
 
@@ -219,3 +230,17 @@ def test_a_run_whose_training_has_ended_has_no_time_left():
 def test_wall_clock_time_reads_like_a_clock():
     """Hours, minutes, seconds."""
     assert [clock(value) for value in (0.4, 61, 36_000)] == ["0:00:00", "0:01:01", "10:00:00"]
+
+
+@pytest.mark.parametrize(
+    ("value", "beside", "text"),
+    [
+        (12_345.6, None, "12,346"),
+        (12_345.6, 12_346.0, "12345.6"),
+        (474.97, 475.0, "474.97"),
+        (0.12346, None, "0.1235"),
+        (None, 1.0, "-"),
+    ],
+)
+def test_a_return_has_all_digits_before_the_point_and_as_many_as_tell_it_from_its_target(value, beside, text):
+    assert number(value, beside) == text
