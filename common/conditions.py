@@ -61,13 +61,14 @@ class Unless(OnlyIf):
 class AtMost(NamedTuple):
     """The setting is at most the value of the one called `key`, or `below` it, for the reason in `why`; null: no limit.
 
-    A larger value is refused, or has a note only.
+    A larger value is refused, or has a note only. Where the settings in `unless_equal` have equal values, any value is accepted.
     """
 
     key: str
     why: str
     below: bool = False
     refused: bool = True
+    unless_equal: tuple[str, ...] = ()
 
 
 def yaml_text(value: object) -> str:
@@ -133,7 +134,8 @@ def contradictions(
         if isinstance(bound, AtMost) and key not in idle:
             other = ".".join(_place(key, bound.key))
             size, limit = (math.inf if each is None else each for each in (value_of(settings, each)[0] for each in (key, other)))
-            if size <= limit and not (bound.below and size == limit):
+            ends = [value_of(settings, ".".join(_place(key, each)))[0] for each in bound.unless_equal]
+            if (size <= limit and not (bound.below and size == limit)) or len(set(ends)) == 1:
                 continue
             if bound.refused:
                 add_harm(key, other, f"{'less than' if bound.below else 'at most'} {limit} = {other}: {bound.why}")

@@ -20,7 +20,13 @@ _ENTROPY_COEF_DISCRETE = 0.01
 _T = TypeVar("_T")
 _HELD = AtMost("replay_capacity", "the memory never holds more")
 _SOON = AtMost("rollout.length", "a window would be complete only several messages after it began")
-_WITHIN_RUN = AtMost("target.env_steps", "the run ends before the schedule does", refused=False)
+
+
+def _within_run(start: str, end: str) -> AtMost:
+    """Return the condition on the length of a schedule between the values of two settings, which must differ for an effect."""
+    return AtMost("target.env_steps", "the run ends before the schedule does", refused=False, unless_equal=(start, end))
+
+
 _Linear: TypeAlias = Annotated[_T, OnlyIf("lr_schedule", "linear")]
 
 # Settings of which several algorithms have a default of their own.
@@ -91,7 +97,7 @@ class AlgorithmSection(BaseModel):
     lr_final: Annotated[_Linear[float], AtMost("learning_rate", "the schedule goes down")] = Field(
         default=0.0, ge=0.0, le=1.0, description="linear: where the learning rate ends, and stays"
     )
-    lr_env_steps: Annotated[_Linear[int], PER_ENVIRONMENT, _WITHIN_RUN] = Field(
+    lr_env_steps: Annotated[_Linear[int], PER_ENVIRONMENT, _within_run("learning_rate", "lr_final")] = Field(
         default=0,
         ge=0,
         description="linear: env steps until lr_final is reached; 0: all of target.env_steps, which a resume may raise",
@@ -103,6 +109,10 @@ class AlgorithmSection(BaseModel):
 
     def conflicts(self, scale: RunScale) -> Iterator[str]:  # noqa: ARG002  subclasses need it
         """Sentences on settings that cannot work with a run of this scale, each beginning with its dotted key."""
+        yield from ()
+
+    def notes(self, scale: RunScale) -> Iterator[str]:  # noqa: ARG002  subclasses need it
+        """Sentences on settings that lose their effect in a run of this scale, each beginning with its dotted key."""
         yield from ()
 
     def require_actions(self, action: ActionSpec) -> None:
@@ -127,7 +137,7 @@ class ActorCriticSection(AlgorithmSection):
     entropy_final: Annotated[float, Unless("entropy_env_steps", 0)] = Field(
         default=0.0, ge=0.0, description="where that weight ends, and stays"
     )
-    entropy_env_steps: Annotated[int, PER_ENVIRONMENT, _WITHIN_RUN] = Field(
+    entropy_env_steps: Annotated[int, PER_ENVIRONMENT, _within_run("entropy_coef", "entropy_final")] = Field(
         default=0, ge=0, description="env steps until entropy_final is reached in a straight line; 0: it stays at entropy_coef"
     )
     max_grad_norm: float = Field(default=0.5, gt=0.0, description="gradients are scaled down to this L2 norm")
@@ -161,7 +171,7 @@ class ActionValueSection(AlgorithmSection):
         default=1.0, ge=0.0, le=1.0, description="probability of a random action at the start"
     )
     epsilon: Epsilon = 0.01
-    epsilon_env_steps: Annotated[int, PER_ENVIRONMENT, _WITHIN_RUN] = Field(
+    epsilon_env_steps: Annotated[int, PER_ENVIRONMENT, _within_run("epsilon_initial", "epsilon")] = Field(
         default=100_000, ge=0, description="env steps until epsilon is reached in a straight line"
     )
 
@@ -204,6 +214,18 @@ class ReplaySection(AlgorithmSection):
     )
     n_step: NStep = 1
 
+    def _samples(self, scale: RunScale) -> float:
+        return self.samples_per_insert * (scale.env_steps - self.warmup)
+
+    def _beyond_run(self, name: str, scale: RunScale, why: str) -> Iterator[str]:
+        """Yield a sentence where the setting `name`, an interval in gradient steps, is longer than the run."""
+        most, found = int(self._samples(scale) / self.minibatch), getattr(self, name)
+        if found > most:
+            yield (
+                f"algorithm.{name}: found {found}, more than the {most} gradient steps that target.env_steps {scale.env_steps} "
+                f"pays for: {why}"
+            )
+
     def conflicts(self, scale: RunScale) -> Iterator[str]:
         """Sizes of the memory, the run and its messages that do not fit one another."""
         yield from super().conflicts(scale)
@@ -218,7 +240,7 @@ class ReplaySection(AlgorithmSection):
                 f"algorithm.replay_capacity: found {self.replay_capacity}, wanted at least {scale.batch_words}: "
                 "that many are inserted at once"
             )
-        paid = self.samples_per_insert * (scale.env_steps - self.warmup)
+        paid = self._samples(scale)
         if paid < self.minibatch:
             yield (
                 f"algorithm.samples_per_insert: found {self.samples_per_insert:g}, wanted more: target.env_steps "

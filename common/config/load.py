@@ -52,7 +52,7 @@ def load_settings(
     """
     default = Layer(source=DEFAULT, values=nest(("algorithm", "name"), Settings().algorithm.name))
     chosen = list(_preset_layers(find_preset(preset))) if preset else []
-    stack = [default, *chosen, *_environment_layers(environ), *map(_override_layer, overrides)]
+    stack = [default, *chosen, *_environment_layers(environ), *map(override_layer, overrides)]
     return _named_by_environment(_with_notes(_validated(stack, environ), chosen, strict=strict), chosen)
 
 
@@ -78,16 +78,21 @@ def _validated(stack: Sequence[Layer], environ: Mapping[str, str]) -> LoadedSett
 
 def _with_notes(loaded: LoadedSettings, preset: Sequence[Layer], *, strict: bool) -> LoadedSettings:
     """Return `loaded` with its notes. Raises `ConfigError` for values that contradict one another."""
+
+    def source(key: str) -> str:
+        return source_of(tuple(key.split(".")), loaded.provenance)
+
     refused, notes = conditions.contradictions(
         loaded.settings,
-        lambda key: source_of(tuple(key.split(".")), loaded.provenance),
+        source,
         files={layer.source for layer in preset},
         begun=any(layer.values.get("run", {}).get("dir") for layer in preset),  # its config.yaml
         strict=strict,
     )
     if refused:
         raise ConfigError(joined(refused))
-    return replace(loaded, notes=tuple(notes))
+    keyed = ((note.partition(":")[0], note) for note in loaded.settings.algorithm.notes(loaded.settings.scale))
+    return replace(loaded, notes=(*notes, *(f"{note} ({key} from {source(key)})" for key, note in keyed)))
 
 
 def _named_by_environment(loaded: LoadedSettings, preset: Sequence[Layer]) -> LoadedSettings:
@@ -243,6 +248,23 @@ def _preset_layers(preset: Preset) -> Iterator[Layer]:
     yield Layer(source=preset.source, values=sections)
 
 
+def require_once(overrides: Sequence[str]) -> None:
+    """Raise `ConfigError` for a setting of which `overrides` have two different values: the first would have no effect."""
+    first: dict[str, str] = {}
+    for text in overrides:
+        key = text.partition("=")[0]
+        before = first.setdefault(key, text)
+        if before != text and not _is_same(before, text):
+            raise ConfigError(f"{key} is set twice", found=f"{before} and {text}", wanted="one value")
+
+
+def _is_same(first: str, second: str) -> bool:
+    try:
+        return override_layer(first) == override_layer(second)
+    except ConfigError:  # several values of a series, such as [64],[32]
+        return False
+
+
 def _environment_layers(environ: Mapping[str, str]) -> Iterator[Layer]:
     """Yield a layer for each `ROOKERY_SECTION__KEY`; other names, such as Kubernetes' ROOKERY_LEARNER_PORT, are ignored."""
     for name in sorted(name for name in environ if name.startswith(ENV_PREFIX)):
@@ -263,7 +285,8 @@ def _require_separators(environ: Mapping[str, str], values: Tree) -> None:
                 raise ConfigError("environment variable sets nothing", found=name, wanted=wanted)
 
 
-def _override_layer(text: str) -> Layer:
+def override_layer(text: str) -> Layer:
+    """Return the layer of one `section.key=value`. Raises `ConfigError` for other text, and for a value that is no YAML."""
     key, equals, value = text.partition("=")
     path = tuple(key.split("."))
     if not equals or not all(path):

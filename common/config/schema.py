@@ -162,6 +162,24 @@ def _lockstep_conflicts(settings: Settings) -> Iterator[str]:
             yield f"{section}.torch_threads: found {threads}, wanted 1 in lockstep: threads change how sums are rounded"
 
 
+# --- files ---
+
+
+def file_schema() -> dict[str, Any]:
+    """Return the JSON schema of a configuration file, with which editors check one.
+
+    Other layers may name the algorithm; of one of the user's own the settings are unknown; and a section may be empty.
+    """
+    schema = Settings.model_json_schema()
+    sections = schema["properties"]
+    variants = sections["algorithm"].pop("oneOf")
+    own = {"type": "object", "properties": {"name": {"type": "string", "pattern": ":"}}, "required": ["name"]}
+    del sections["algorithm"]["discriminator"]
+    sections["algorithm"]["anyOf"] = [*variants, own]
+    schema["properties"] = {name: {"anyOf": [section, {"type": "null"}]} for name, section in sections.items()}
+    return schema
+
+
 # --- the algorithm of a user's own ---
 
 T = TypeVar("T", bound=Section)

@@ -89,6 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.overrides and not getattr(options, "member", False):  # a resumed series gives its member newer values too
+        from common.config.load import require_once  # noqa: PLC0415
+
+        require_once(options.overrides)
     with _while_read():
         code: int = options.run(options)
     return code
@@ -109,6 +113,10 @@ def _while_read() -> Iterator[None]:
 
         discard(sys.stdout)
         sys.exit(UNREAD)
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # of rich, which has redirected standard output
+            sys.exit(UNREAD)
+        raise
 
 
 def _flush() -> None:
@@ -250,6 +258,8 @@ def _config_show(options: argparse.Namespace) -> int:
 
     loaded = _loaded(options)
     print(as_yaml(loaded.settings, loaded.provenance, describe=options.describe), end="")
+    for note in loaded.notes:
+        print(note, file=sys.stderr)
     return 0
 
 
@@ -272,9 +282,9 @@ def _config_validate(options: argparse.Namespace) -> int:
 
 
 def _config_schema(_: argparse.Namespace) -> int:
-    from common.config.schema import Settings  # noqa: PLC0415
+    from common.config.schema import file_schema  # noqa: PLC0415
 
-    print(json.dumps(Settings.model_json_schema(), indent=2))
+    print(json.dumps(file_schema(), indent=2))
     return 0
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
+from common.algorithms.sections import ActorCriticSection
 from common.envs.make import wrong_number
 from common.envs.spec import IMAGE_RANK, EnvSettings, EnvSpec
 from common.envs.trial import trial
@@ -60,6 +61,10 @@ def check_environment(settings: Settings) -> None:
     settings.model.normalises(env)
     if settings.model.conv != "auto" and not any(part.is_image for part in env.parts):
         print(f"rookery: warning: model.conv has no effect: {settings.env.name} has no images", file=sys.stderr)
+    if env.action.discrete and isinstance(settings.algorithm, ActorCriticSection) and settings.model.initial_log_std:
+        print(
+            f"rookery: warning: model.initial_log_std has no effect: actions of {settings.env.name} are discrete", file=sys.stderr
+        )
     for part in env.parts:
         if part.is_image and not settings.model.entry_point:
             settings.model.convolutions(part.observation_shape[-IMAGE_RANK:])

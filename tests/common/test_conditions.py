@@ -177,6 +177,37 @@ def test_a_schedule_that_the_run_will_not_complete_is_named(preset, key):
     assert f"{more}: the run ends before the schedule does" in notes
 
 
+@pytest.mark.parametrize(
+    ("preset", "key", "start", "end"),
+    [
+        ("pong", "lr_env_steps", "learning_rate", "lr_final"),
+        ("pong", "entropy_env_steps", "entropy_coef", "entropy_final"),
+        ("pong-dqn", "epsilon_env_steps", "epsilon_initial", "epsilon"),
+    ],
+)
+def test_a_schedule_between_equal_values_may_be_longer_than_the_run(preset, key, start, end):
+    long = f"algorithm.{key}=1_000_000_000"
+    for value, lines in (("0.002", 1), ("0.001", 0)):
+        overrides = [long, f"algorithm.{start}={value}", f"algorithm.{end}=0.001"]
+        notes = load_settings(preset=preset, overrides=overrides, environ={}, strict=True).notes
+        assert len([note for note in notes if note.startswith(f"algorithm.{key}=")]) == lines
+
+
+@pytest.mark.parametrize(
+    ("preset", "key", "steps"), [("cartpole-dqn", "target_every", 25), ("pendulum-td3", "policy_delay", 1000)]
+)
+def test_an_interval_in_gradient_steps_that_is_longer_than_the_run_is_named(preset, key, steps):
+    size = ["algorithm.minibatch=32", "algorithm.samples_per_insert=8", "algorithm.warmup=1000", "target.env_steps=1100"]
+    td3 = ["algorithm.samples_per_insert=256", "algorithm.warmup=1000", "target.env_steps=2000"]
+    overrides = td3 if key == "policy_delay" else [*size, "algorithm.target_rate=1.0"]
+    load = lambda value: load_settings(preset=preset, overrides=[*overrides, f"algorithm.{key}={value}"], environ={}).notes  # noqa: E731
+    named = lambda value: [note for note in load(value) if note.startswith(f"algorithm.{key}: ")]  # noqa: E731
+    assert named(steps) == []
+    (note,) = named(steps + 1)
+    assert note.startswith(f"algorithm.{key}: found {steps + 1}, more than the {steps} gradient steps that target.env_steps ")
+    assert note.endswith(f"initial weights (algorithm.{key} from command line)")
+
+
 @pytest.mark.parametrize("environ", [{}, {"ROOKERY_LEARNER__RANKS": "2", "ROOKERY_POLICY_SERVER__WORKERS": "1"}])
 def test_a_file_is_valid_for_each_process_of_a_deployment(tmp_path, environ):
     """Only the policy server has its number of workers in a variable, and only the learner that of its ranks."""

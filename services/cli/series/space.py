@@ -54,6 +54,15 @@ class Sweep(Section):
     goal: Goal = "curve"  # mean of the learning curve over the whole budget, which counts early learning too
     prune: bool = True  # stop a trial that is below the median of the earlier ones
 
+    @model_validator(mode="after")
+    def _check_once(self) -> Self:
+        if twice := self.settings.keys() & self.search.keys():
+            raise ValueError(f"{', '.join(sorted(twice))} in `settings` or in `search`, not in both")
+        for key, part in self.search.items():
+            if isinstance(part, Choices) and any(choice in part.choices[:number] for number, choice in enumerate(part.choices)):
+                raise ValueError(f"different choices of {key}")
+        return self
+
     def overrides(self, values: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the settings of a trial with `values` for the settings that are searched, as `section.key=value`."""
         return tuple(f"{key}={as_text(key, value)}" for key, value in {**self.settings, **values}.items())
@@ -81,9 +90,9 @@ def read_sweep(path: Path) -> Sweep:
     text = read_text(str(path), what="file of the sweep", wanted="a YAML file")
     values = parse_yaml(text, source=f"file {path}")
     try:
-        return Sweep.model_validate(values)
+        return Sweep.model_validate(values, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        key = ".".join(str(part) for part in first["loc"] if part not in {"Range", "Choices"})
+        key = ".".join(str(part) for part in first["loc"] if not str(part).endswith(("Range", "Choices", "Range]")))
         wanted = f"{first['msg']}; a searched setting is {{low: 1e-4, high: 1e-2, log: true}} or {{choices: [1, 2]}}"
         raise ConfigError(f"{path} {key}", found=first["input"], wanted=wanted) from error

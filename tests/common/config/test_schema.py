@@ -7,8 +7,10 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from common.algorithms.settings import DQNSettings, PPOSettings
+from common.config.layers import parse_yaml
+from common.config.load import as_yaml, find_preset, preset_names
 from common.config.run_config import RunConfig
-from common.config.schema import WELCOME_BYTES, Settings
+from common.config.schema import WELCOME_BYTES, Settings, file_schema
 from common.config.sections import (
     ActorSettings,
     EvaluatorSettings,
@@ -41,6 +43,27 @@ def test_every_setting_says_what_it_does():
     silent = [f"{m.__name__}.{k}" for m in models for k, f in m.model_fields.items() if not f.description]
     assert all(issubclass(model, BaseModel) for model in models)
     assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        *((find_preset(name).text, True) for name in preset_names()),
+        (as_yaml(Settings()), True),
+        ("algorithm: {gamma: 0.9}", True),
+        ("algorithm: {target_every: 9}", True),  # the command line may name DQN
+        ("algorithm: {name: 'own.package:ENTRY', patience: 7}", True),
+        ("learner:\nalgorithm:\n", True),
+        ("algorithm: {name: ppo, target_every: 9}", False),
+        ("algorithm: {name: own, patience: 7}", False),
+        ("algorithm: {patience: 7}", False),
+        ("learner: {batches: 3}", False),
+        ("learners: {batch: 3}", False),
+    ],
+)
+def test_the_schema_accepts_the_files_that_are_loaded(text, valid):
+    validator = pytest.importorskip("jsonschema").Draft202012Validator(file_schema())
+    assert validator.is_valid(parse_yaml(text, source="text")) is valid
 
 
 def test_settings_cannot_be_changed_after_they_were_checked():

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from services import worker
 from tests.services.cli.conftest import called
@@ -106,6 +107,14 @@ def test_the_schema_is_json(capsys):
     assert "learner" in json.loads(capsys.readouterr().out)["properties"]
 
 
+def test_settings_are_shown_with_the_notes_of_a_run_beside_the_file(capsys):
+    assert called("config", "show", "pong", "target.env_steps=100000") == 0
+    shown = capsys.readouterr()
+    assert "algorithm.lr_env_steps=" in shown.err
+    assert all(line.endswith("the run ends before the schedule does") for line in shown.err.splitlines())
+    assert yaml.safe_load(shown.out)["target"]["env_steps"] == 100_000
+
+
 def test_presets_are_listed_with_a_line_each(capsys):
     assert called("presets") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -152,7 +161,15 @@ def test_without_a_command_the_help_is_shown(capsys):
 
 @pytest.mark.parametrize(
     ("words", "unbuffered"),
-    [(["--version"], ""), (["--version"], "1"), (["--help"], ""), (["config", "schema"], ""), (["config", "schema"], "1")],
+    [
+        (["--version"], ""),
+        (["--version"], "1"),
+        (["--help"], ""),
+        (["config", "schema"], ""),
+        (["config", "schema"], "1"),
+        (["presets"], ""),
+        (["presets"], "1"),
+    ],
 )
 def test_a_command_whose_reader_has_ended_is_silent(words, unbuffered):
     """As in `rookery evaluate RUN | head -3`, after the third line."""

@@ -285,6 +285,27 @@ def test_an_action_mask_is_not_ignored_without_a_word(name, lines, capfd):
     assert all("newcomers:Masks offers an action_mask, which is not used" in line for line in err)
 
 
+def test_the_noise_of_continuous_actions_is_not_ignored_without_a_word(capfd):
+    ignored = "rookery: warning: model.initial_log_std has no effect: actions of CartPole-v1 are discrete"
+    for env, value, lines in (("CartPole-v1", -1, [ignored]), ("CartPole-v1", 0, []), ("Pendulum-v1", -1, [])):
+        assert main(["config", "validate", "cartpole", f"env.id={env}", f"model.initial_log_std={value}"]) == 0
+        assert capfd.readouterr().err.splitlines() == lines
+
+
+@pytest.mark.parametrize("command", [("config", "show"), ("config", "validate"), ("train",), ("train", "--seeds", "1-2")])
+def test_a_setting_with_two_values_is_refused_in_one_line(command, capsys):
+    assert main([*command, "cartpole", "model.hidden=[64, 64]", "run.seed=1", "model.hidden=[32]"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("model.hidden is set twice: found model.hidden=[64, 64] and model.hidden=[32], wanted one value")
+    assert list(Path().iterdir()) == []
+
+
+def test_a_setting_with_one_value_may_be_named_twice(capsys):
+    words = ["algorithm.learning_rate=0.001", "algorithm.learning_rate=1e-3"]
+    assert main(["config", "show", "cartpole", *words]) == 0
+    assert "  learning_rate: 0.001  # command line" in capsys.readouterr().out
+
+
 def test_convolutions_without_images_are_not_ignored_without_a_word(capfd):
     for name, lines in (("impala", ["rookery: warning: model.conv has no effect: CartPole-v1 has no images"]), ("auto", [])):
         assert main(["config", "validate", "cartpole", f"model.conv={name}"]) == 0

@@ -85,7 +85,10 @@ def test_settings_of_one_name_in_two_sections_are_named_in_full():
     assert runs[1].name == "actor.torch_threads=1-learner.torch_threads=2-s1"
 
 
-@pytest.mark.parametrize("text", ["run.seed=1,2", "run.dir=a,b", "env.num_envs=4,", "env.num_envs=4,4"])
+@pytest.mark.parametrize(
+    "text",
+    ["run.seed=1,2", "run.dir=a,b", "env.num_envs=4,", "env.num_envs=4,4", "algorithm.gamma=0.9,9e-1", "model.hidden=[8],[ 8 ]"],
+)
 def test_values_that_make_no_series_are_refused(text):
     with pytest.raises(ConfigError):
         split_overrides([text])

@@ -168,12 +168,12 @@ def test_a_resume_that_would_name_all_runs_otherwise_is_refused(ran, tmp_path, f
 
 def test_runs_with_numbers_in_their_names_keep_them(ran):
     """Where the order of the values changes, a run would continue with the value of another one."""
-    words = "env.kwargs={sutton_barto_reward: true},{sutton_barto_reward:  true}"
-    names = [f"{number}-kwargs=_sutton_barto_reward_true_-s" for number in ("000", "001")]
+    words = "run.preset=a b,a/b"
+    names = [f"{number}-preset=a_b-s" for number in ("000", "001")]
     assert ran(words, seeds="1")[1] == [(f"{name}1", False) for name in names]
     assert ran(words, seeds="1-2", resume=True)[1] == [(f"{name}2", False) for name in names]
     with pytest.raises(ConfigError, match="the runs of the series would get other names"):
-        ran("env.kwargs={sutton_barto_reward:  true},{sutton_barto_reward: true}", resume=True)
+        ran("run.preset=a/b,a b", resume=True)
 
 
 def test_resumed_it_keeps_each_option_that_the_command_does_not_name(ran):

@@ -346,6 +346,11 @@ def test_stages_compare_trials_at_equal_env_steps():
         ("high: 1e-2", "high: -1", "low < high"),
         ("preset: cartpole", "preset: cartpol", "did you mean cartpole"),
         ("trials: 1", "trials: 0", "trials"),
+        ("trials: 1", "trials: '5'", "trials: found 5, wanted Input should be a valid integer"),
+        ("log: true", "log: 'yes'", "algorithm.learning_rate.log: found yes, wanted Input should be a valid boolean"),
+        ("low: 1e-4", "low: '1e-4'", "algorithm.learning_rate.low"),
+        ("[[64, 64], [8]]", "[[64, 64], [8], [ 8]]", "different choices of model.hidden"),
+        ("{target.env_steps: 1000}", "{algorithm.epochs: 3}", "algorithm.epochs in `settings` or in `search`, not in both"),
     ],
 )
 def test_a_file_that_is_not_valid_is_one_error_and_writes_nothing(tmp_path, old, new, hint):

@@ -85,6 +85,25 @@ def test_a_run_that_began_with_settings_that_are_refused_today_is_resumed():
     assert note.startswith("algorithm.target_rate: found 0.005, wanted 1 where algorithm.target_every is 20: ")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ((), []),
+        (("actor.count=2", "learner.ranks=2", "learner.ranks_seconds=null"), []),
+        (("actor.count=2", "learner.ranks=2", "learner.ranks_seconds=9"), ["learner.ranks_seconds=9"]),
+        (("actor.name=mine",), ["actor.name=mine"]),
+        (
+            ("policy_server.workers=2", "policy_server.bind=tcp://127.0.0.1:5800", "env_worker.policy_server=tcp://[::1]:5800"),
+            ["policy_server.bind=tcp://127.0.0.1:5800", "env_worker.policy_server=tcp://[::1]:5800"],
+        ),
+    ],
+)
+def test_values_that_each_process_gets_another_of_are_named(overrides, named):
+    notes = planned(*overrides).loaded.notes
+    listed = ", ".join(f"{each} (command line)" for each in named)
+    assert notes == ((f"`rookery train` sets these for each process itself, in place of: {listed}",) if named else ())
+
+
 def test_two_runs_side_by_side_share_no_address():
     """Two terminals, one machine, no settings."""
     one, other = planned(run_dir=Path("a")), planned(run_dir=Path("b"))
