@@ -33,6 +33,7 @@ import yaml
 from common.config.load import ENV_PREFIX, find_preset
 from common.models.arithmetic import CPU, native
 from common.runtime.run_directory import RunDirectory
+from services.cli.series.run import is_finished
 
 RESULTS = Path(__file__).parent / "results"
 ROWS, PAGE = "learning.jsonl", "learning.md"
@@ -138,17 +139,27 @@ def main() -> None:
     for preset in options.presets:
         for seed in options.seeds:
             row = record(preset, seed, options.set, note=options.note, curves=options.results)
-            keep(options.results / ROWS, row)
+            if row is None:
+                sys.stderr.write(
+                    f"{preset}, seed {seed}: no row is kept, because the run ended before its target and its budget\n"
+                )
+            else:
+                keep(options.results / ROWS, row)
     text = page(kept(options.results / ROWS))
     (options.results / PAGE).write_text(text)
     print(text)
 
 
-def record(preset: str, seed: int, overrides: Sequence[str], *, note: str, curves: Path) -> Row:
-    """Train once and return the row of the run. The curve of a claim on a single seed is drawn into the folder `curves`."""
+def record(preset: str, seed: int, overrides: Sequence[str], *, note: str, curves: Path) -> Row | None:
+    """Train once and return the row of the run; None where the run was stopped, or failed, before its target and its budget.
+
+    The curve of a claim on a single seed is drawn into the folder `curves`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder) / "run")
         code = train(preset, seed, directory.path, overrides)["exit_code"]
+        if not is_finished(directory.path, overrides=(), environ={}):
+            return None
         if preset.startswith("breakout") and directory.learning_curve_png.is_file():
             shutil.copy(directory.learning_curve_png, curves / f"{preset}-{seed}.png")
         return ended(directory, preset, overrides, exit_code=code, note=note)

@@ -103,7 +103,7 @@ class TwinCriticLearner(ReplayLearner, Generic[Actor]):
         acting, lr = self._trained_with_actor(), settings.learning_rate
         self._actor_optimizer = optim.build_optimizer("adam", acting, lr=lr, eps=_ADAM_EPS)
         self._critic_optimizer = optim.build_optimizer("adam", self._nets.critics, lr=lr, eps=_ADAM_EPS)
-        self._generator = torch.Generator().manual_seed(seed + ranks.index)
+        self._generator = torch.Generator().manual_seed(seed + 1 + ranks.index)  # `seed` alone drew the weights
 
     @staticmethod
     @abstractmethod

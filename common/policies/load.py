@@ -61,13 +61,14 @@ class TrainedPolicy:
 
         Of several arrays an observation is a dict of them by path, as `make_env` returns it, the action mask as "action_mask".
         `greedy` takes the best action; otherwise actions are drawn as an evaluator draws them. Raises `ConfigError` for an
-        observation of other names, shapes or types than `env.inputs`, or with discrete values outside of their choices.
+        observation of other names, shapes or types than `env.inputs`, or with discrete values outside of their choices, and for
+        one that gives a continuous action that is not finite.
 
         A policy with memory takes the batches of the same N environments one after the other: see `reset`.
         """
         batch, single = self.batch(observation)
         self._require_begun(len(batch))
-        actions = self.to_native(self.policy.act(batch, greedy=greedy)["action"].numpy())
+        actions = self.to_native(finite_actions(self.policy.act(batch, greedy=greedy)["action"]).numpy())
         return actions[0] if single else actions
 
     def reset(self, start: ArrayLike | None = None) -> None:
@@ -157,6 +158,15 @@ class TrainedPolicy:
             environment.close()
             raise _unfit(overrides)
         return HumanRendering(environment) if render_mode == "human" else environment
+
+
+def finite_actions(actions: Tensor) -> Tensor:
+    """Return `actions` [N, ...]. Raises `ConfigError` where one is not finite, as of an observation that is not."""
+    bad = int((~actions.isfinite()).flatten(1).any(dim=1).sum()) if actions.is_floating_point() else 0
+    if bad:
+        fix = "correct the environment, whose observations may not be finite, or name another checkpoint"
+        raise ConfigError("actions are not finite", found=f"{bad} of {len(actions)}", wanted="numbers", fix=fix)
+    return actions
 
 
 def _fits(spec: EnvSpec, own: EnvSpec) -> bool:

@@ -5,8 +5,9 @@ import re
 
 import pytest
 
+from benchmarks import learning
 from benchmarks.learning import CLAIMS, PAGE, RESULTS, ROWS, Claim, fingerprint, keep, kept, page, row_of, shown
-from common.config.load import find_preset, preset_header, preset_names
+from common.config.load import as_yaml, find_preset, load_settings, preset_header, preset_names
 
 pytestmark = pytest.mark.pure
 
@@ -81,6 +82,21 @@ def test_the_page_shows_the_newest_run_of_each_seed_of_the_present_preset(tmp_pa
     assert "Holds for 1 of 2 seeds; seed 3 not run, median" in text
     assert "Holds for 1 of 1 seeds; seed 1 not run; seed 2 not run, median" in page([row(seed=3)])
     assert "Holds for 3 of 3 seeds, median" in page([row(seed=seed) for seed in (1, 2, 3)])
+
+
+@pytest.mark.parametrize(("env_steps", "rows"), [(60, 0), (500_000, 1)])
+def test_a_run_that_was_stopped_is_not_kept(env_steps, rows, tmp_path, monkeypatch):
+    def train(preset, seed, run_dir, overrides):
+        run_dir.mkdir()
+        (run_dir / "config.yaml").write_text(as_yaml(load_settings(preset=preset, overrides=overrides, environ={}).settings))
+        (run_dir / "summary.json").write_text(json.dumps(summary(seed=seed, env_steps=env_steps, solved_at=None)))
+        (run_dir / "learning_curve.csv").write_text("env_steps,episode_return_mean,evaluation_return\n")
+        return {"exit_code": 0}  # as of a run that finished
+
+    monkeypatch.setattr(learning, "train", train)
+    monkeypatch.setattr("sys.argv", ["learning", "cartpole-a3c", "--seeds", "1", "--results", str(tmp_path)])
+    learning.main()
+    assert len(kept(tmp_path / ROWS)) == rows
 
 
 def test_an_evaluation_of_an_older_policy_than_the_last_is_marked():

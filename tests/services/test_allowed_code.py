@@ -13,7 +13,7 @@ import pytest
 from common.config import code_references as naming
 from common.config.code_references import code_references
 from common.config.load import load_settings
-from common.config.run_config import RunConfig
+from common.config.run_config import EnvRunConfig, RunConfig
 from common.config.schema import Settings
 from common.errors import ConfigError
 from services.allowed_code import read_run
@@ -213,3 +213,13 @@ def test_the_values_that_are_checked_are_the_values_that_are_used():
     text = json.dumps(RUN)[:-1] + ', "env": {"entry_point": "os:system"}}'
     with pytest.raises(ConfigError, match="did not allow"):
         received(text)
+
+
+@pytest.mark.parametrize(("role", "section"), [("actor", RunConfig), ("env_worker", EnvRunConfig)])
+def test_the_values_that_were_checked_are_those_that_are_read(role, section, monkeypatch):
+    """A parser that takes the first of two equal keys would read code that was not checked."""
+    read = []
+    monkeypatch.setattr(section, "from_json", read.append)
+    received(json.dumps(RUN).replace("{", '{"env": {"entry_point": "os:system"}, ', 1), role=role)
+    assert [json.loads(text) for text in read] == [RUN]
+    assert "os:system" not in read[0]

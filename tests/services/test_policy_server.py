@@ -35,6 +35,7 @@ from common.replay.rows import rows_by_environment
 from common.runtime import process
 from common.transport.api import LIMIT_MESSAGES
 from common.transport.link import Link
+from services import policy_server
 from services.acting.rollout import Rollout
 from services.env_worker import EnvWorkerLoop
 from services.policy_server import DRAIN_SECONDS, RemoteEnvironments
@@ -405,7 +406,9 @@ def test_a_reset_is_announced_and_its_time_is_limited(monkeypatch):
     assert resets == [(True, 1)]
 
 
-def test_answers_that_a_policy_server_did_not_read_in_time_because_it_was_stopped_count():
+@pytest.mark.parametrize("at_once", [1, policy_server.MESSAGES_AT_ONCE])
+def test_answers_that_a_policy_server_did_not_read_in_time_because_it_was_stopped_count(at_once, monkeypatch):
+    monkeypatch.setattr(policy_server, "MESSAGES_AT_ONCE", at_once)
     stage = Stage()
     stage.remote.reset(1)
     stage.join()

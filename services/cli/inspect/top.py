@@ -145,7 +145,7 @@ def row(service: Service, run: Deployment) -> tuple[str, ...]:
         f"{service.rate(frames):,.0f}" if steady else "-",
         busiest(service),
         queue(service),
-        formatted(service.now(metrics.POLICY_VERSION), ".0f"),
+        formatted(policy_version(service), ".0f"),
         lag(service, run),
         f"{sum(service.grew_by_label(metrics.ENV_STEPS_DROPPED).values()) / service.seconds:,.0f}" if steady else "-",
         f"{service.now('process_resident_memory_bytes') / MIB:,.0f} MiB",
@@ -183,8 +183,13 @@ def lag(service: Service, run: Deployment) -> str:
     if service.role == LEARNER:
         return formatted(service.mean(metrics.POLICY_LAG), ".1f")
     newest = run.known_learner.now(metrics.POLICY_VERSION) if run.known_learner else math.nan
-    own = service.now(metrics.POLICY_VERSION)
-    return "-" if own < 0 else formatted(newest - own, ".0f")  # -1: it has no policy yet
+    return formatted(newest - policy_version(service), ".0f")
+
+
+def policy_version(service: Service) -> float:
+    """Return the version of the policy of a service; NaN where it has none yet, of which its metric is -1."""
+    version = service.now(metrics.POLICY_VERSION)
+    return version if version >= 0 else math.nan
 
 
 def formatted(value: float, form: str) -> str:

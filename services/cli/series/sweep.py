@@ -24,7 +24,7 @@ from common.runtime.process import INTERRUPTED
 from common.runtime.run_directory import RunDirectory, held
 from common.units import Seconds
 from services.cli.compare.runs import RunData, read_run
-from services.cli.compare.tables import TextTable, print_tables, remark_on_evaluation, remark_on_mean
+from services.cli.compare.tables import TextTable, print_tables, reached_target, remark_on_evaluation, remark_on_mean
 from services.cli.series.run import (
     TrainProcesses,
     effective_settings,
@@ -250,10 +250,14 @@ class _Watch:
         return self.pruned
 
     def report_rest(self, run: RunData) -> None:
-        """Report the stages that were not seen, of a run that reached its target early its last return, as `curve` counts it."""
+        """Report the stages that were not seen, of a run that reached its target early its last return, as `curve` counts it.
+
+        A run that `target.wall_seconds` ended has no return at later stages.
+        """
         env_steps, returns = run.points("env_steps", "episode_return_mean")
-        if returns:
-            list(self._report([*env_steps, float(self.budget)], [*returns, returns[-1]]))
+        if returns and (reached_target(run) or (run.number("env_steps") or 0) >= self.budget):
+            env_steps, returns = [*env_steps, float(self.budget)], [*returns, returns[-1]]
+        list(self._report(env_steps, returns))
 
     def _report(self, env_steps: list[float], returns: list[float]) -> Iterator[int]:
         for stage, value in stages(env_steps, returns, budget=self.budget):

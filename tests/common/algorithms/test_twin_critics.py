@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.algorithms.api import WorkerContext
-from common.algorithms.registry import ALGORITHMS, build_policy
+from common.algorithms.registry import ALGORITHMS, build_algorithm, build_policy
 from common.algorithms.twin_critics import clipped_double_q, critic_loss
 from common.errors import ConfigError, InternalError
 from common.models import snapshot
@@ -115,3 +115,9 @@ def test_discrete_actions_are_refused_by_the_policy(vector_env, name):
     """As by the learner."""
     with pytest.raises(ConfigError, match=f"{name} needs continuous actions: found 3 discrete actions"):
         build(name, vector_env)
+
+
+@both
+def test_noise_is_of_another_stream_than_the_weights(name, continuous_env):
+    algorithm = build_algorithm(ALGORITHMS[name].settings(), model=MODEL, env=continuous_env, seed=7, length=8)
+    assert algorithm._generator.initial_seed() != 7

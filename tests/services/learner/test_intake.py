@@ -18,9 +18,11 @@ from common.protocol import codec
 from common.protocol.events import RefusalCode
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import PROTOCOL_VERSION, ArraySpec, Envelope, Evaluation, Hello, Refusal, Snapshot
+from common.runtime.machine import MemoryGuard
 from common.transport.api import LIMIT_MESSAGES
 from services.learner.accounts import AccountsFile, read
 from services.learner.intake import HUNG_SECONDS, TICK_SECONDS, Intake
+from services.learner.intake_monitor import IntakeMonitor
 from tests.services.learner.conftest import SCHEMA, Colony, session_config
 from tests.support.memory import MemoryHub
 
@@ -385,6 +387,16 @@ def test_whoever_wants_the_newest_policy_gets_it_when_it_is_published(colony):
     assert snapshot.arrays["parameters"].tolist() == [4, 4, 4]
     colony.until(lambda: colony.intake.stats.sent["snapshot"])
     assert colony.intake.stats.bytes_sent > 0
+
+
+def test_bytes_are_those_of_all_parts_of_the_messages_received_and_sent():
+    session = LearnerSide(session_config())
+    monitor = IntakeMonitor(transport=MemoryHub().bind(), session=session, log_event=print, memory=MemoryGuard())
+    monitor.arrived([b"1234", b"567"])
+    for version in range(2):
+        monitor.sent(policy(version), [b"12", b"345", b""])
+    stats = monitor.stats(queue_depth=0)
+    assert (stats.bytes_received, stats.bytes_sent, stats.sent) == (7, 10, {"snapshot": 2})
 
 
 def test_evaluations_are_handed_over_once(colony):

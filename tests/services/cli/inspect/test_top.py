@@ -80,8 +80,9 @@ def test_an_actors_row_shows_its_rates_and_its_policy():
     }  # fmt: skip
 
 
-def test_a_worker_without_a_policy_has_no_lag():
-    assert cells("actor-0", compare(BEFORE, AFTER | {"actor-0": sample("actor", 10.0, policy_version=-1)}))["lag"] == "-"
+def test_a_worker_without_a_policy_has_neither_version_nor_lag():
+    shown = cells("actor-0", compare(BEFORE, AFTER | {"actor-0": sample("actor", 10.0, policy_version=-1)}))
+    assert (shown["version"], shown["lag"]) == ("-", "-")
 
 
 def test_a_service_that_does_not_answer_is_unreachable_and_the_reason_is_below_the_table():

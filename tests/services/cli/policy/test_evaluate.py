@@ -210,6 +210,19 @@ def test_returns_that_are_no_numbers_are_an_error(make_run, capsys, tmp_path, mo
     assert "found 2 of 2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["evaluate", "play"])
+def test_actions_that_are_no_numbers_are_an_error(command, make_run, capsys, tmp_path, monkeypatch):
+    text = "import gymnasium, numpy as np\nfrom common.envs.probes import Probe\n\ndef blind():\n    return Probe(length=3, "
+    text += "observe=lambda _, age: float('nan') if age == 1 else 0.0, reward=lambda *_: 0.0, "
+    text += "actions=gymnasium.spaces.Box(-1, 1, (1,), np.float32))\n"
+    (tmp_path / f"blind_{command}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)  # code of a run is in the current directory
+    run, _ = make_run(f"env.entry_point=blind_{command}:blind", "model.hidden=[8]")
+    assert called(command, run.path, "--episodes", 2) == 2
+    assert "actions are not finite: found" in capsys.readouterr().err
+
+
 def test_an_environment_of_a_fixed_number_is_evaluated_and_played(make_run, capsys, tmp_path, monkeypatch):
     text = "import gymnasium\nfrom common.envs.probes import counting\n\ndef fixed():\n"
     text += "    return gymnasium.vector.SyncVectorEnv([lambda: counting([3, 1, 5], [False])] * 4)\n"

@@ -139,7 +139,10 @@ def test_trials_that_end_at_their_target_are_compared_at_every_stage(tmp_path, w
     """Else the median at the late stages would be that of the trials which did not reach it. The first four are not compared."""
     with sweep_module._study(tmp_path, SimpleNamespace(prune=True)) as study:
         for number in range(4):
-            trial, place = study.ask(), write_run(tmp_path / f"t{number}", curve=[(1, 100, 0, None), (2, 500, 475, None)])
+            trial, place = (
+                study.ask(),
+                write_run(tmp_path / f"t{number}", curve=[(1, 100, 0, None), (2, 500, 475, None)], solved=True, env_steps=500),
+            )
             watch = sweep_module._Watch(trial=trial, place=place, budget=1000, reported=3)
             watch.report_rest(read_run(place))
             study.tell(trial, 475)
@@ -151,6 +154,13 @@ def test_trials_that_end_at_their_target_are_compared_at_every_stage(tmp_path, w
         write_run(tmp_path / "slow", curve=[(1, 10, -1, None), (2, 250, -1, None)])
         watch._next = 0.0
         assert watch.should_end()
+
+
+def test_a_trial_that_the_clock_ends_has_no_later_stages(tmp_path, write_run):
+    with sweep_module._study(tmp_path, SimpleNamespace(prune=True)) as study:
+        trial, place = study.ask(), write_run(tmp_path / "t0", curve=[(1, 100, 0, None), (2, 500, 475, None)], env_steps=510)
+        sweep_module._Watch(trial=trial, place=place, budget=1000, reported=8).report_rest(read_run(place))
+        assert study.trials[0].intermediate_values == {9: 0, 10: 475}
 
 
 def test_a_trial_that_ends_between_two_looks_has_all_its_stages(swept, tmp_path):
