@@ -18,14 +18,12 @@ from common.algorithms import losses, optim
 from common.algorithms.api import Entry, RunProgress, UpdateResult
 from common.algorithms.batch import Batch
 from common.algorithms.on_policy import ActorCriticLearner, ActorCriticPolicy, network_outputs, recorded_log_prob, return_inputs
-from common.algorithms.ranks import ALONE, Ranks, weighted_mean
+from common.algorithms.ranks import weighted_mean
 from common.algorithms.returns import gae
 from common.algorithms.settings import PPOSettings
 from common.algorithms.trajectories import Minibatch, Minibatches
-from common.envs.spec import EnvSpec
-from common.models.arithmetic import CPU, autocast
+from common.models.arithmetic import autocast
 from common.models.memory import memory_error
-from common.models.spec import ModelSettings
 
 _IMPORTANCE_CAP = 10.0  # of proximal over behaviour probability: rarely reached within the policy lag a run accepts
 
@@ -63,26 +61,9 @@ class PPO(ActorCriticLearner):
 
     _settings: PPOSettings
 
-    def __init__(
-        self,
-        *,
-        settings: PPOSettings,
-        model: ModelSettings,
-        env: EnvSpec,
-        seed: int,
-        device: torch.device = CPU,
-        ranks: Ranks = ALONE,
-        normalize_reward: bool = False,
-    ) -> None:
-        super().__init__(
-            settings=settings,
-            model=model,
-            env=env,
-            seed=seed,
-            device=device,
-            ranks=ranks,
-            normalize_reward=normalize_reward,
-        )
+    def __init__(self, *, settings: PPOSettings, seed: int, **others: Any) -> None:
+        """`seed` fixes initial weights and minibatches; `others` as of the base."""
+        super().__init__(settings=settings, seed=seed, **others)
         self._learning_rate = settings.learning_rate  # of the next update
         self._generator = torch.Generator().manual_seed(seed)
 
