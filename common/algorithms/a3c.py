@@ -9,7 +9,6 @@ and clip sums: their learning rates and clips must not be copied as they are.)
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -81,7 +80,7 @@ def single_pass_loss(
 
 
 class SinglePassLearner(ActorCriticLearner):
-    """`common.algorithms.api.Algorithm` but for the clips of V-trace, in which A3C and IMPALA differ."""
+    """`common.algorithms.api.Algorithm` of A3C and IMPALA, which differ in the clips of V-trace."""
 
     _settings: A3CSettings | ImpalaSettings
 
@@ -129,7 +128,7 @@ class SinglePassLearner(ActorCriticLearner):
 
     def returns(self, batch: Batch, outputs: NetworkOutputs) -> Returns:
         """V-trace by the recorded probabilities: advantages and targets [T, B] in units of return. Called without gradient."""
-        settings, (rho_clip, c_clip, pg_rho_clip) = self._settings, self._clips()
+        settings, (rho_clip, c_clip, pg_rho_clip) = self._settings, self._settings.clips
         return vtrace(
             **return_inputs(batch, outputs, clip_reward=settings.clip_reward),
             log_ratio=outputs.log_prob - batch.log_prob,
@@ -140,10 +139,6 @@ class SinglePassLearner(ActorCriticLearner):
             pg_rho_clip=pg_rho_clip,
         )
 
-    @abstractmethod
-    def _clips(self) -> tuple[float | None, float | None, float | None]:
-        """Return `rho_clip`, `c_clip` and `pg_rho_clip` of `vtrace`."""
-
 
 def _policy_change(batch: Batch, log_prob: Tensor) -> dict[str, float]:
     """KL(mu, pi) of the policies that acted and that learns, and their ratios."""
@@ -152,15 +147,4 @@ def _policy_change(batch: Batch, log_prob: Tensor) -> dict[str, float]:
     return {"approx_kl": kl.item(), "first_ratio_error": distance.item()}
 
 
-class A3C(SinglePassLearner):
-    """`common.algorithms.api.Algorithm` for actor-critic networks."""
-
-    _settings: A3CSettings
-
-    def _clips(self) -> tuple[float, float, float]:
-        """One clip, at least 1. Where the newest policy acted V-trace is GAE: all ratios are 1, but for rounding."""
-        clip = self._settings.ratio_clip
-        return clip, clip, clip
-
-
-ENTRY = Entry(settings=A3CSettings, algorithm=A3C, policy=ActorCriticPolicy, recorded=recorded_log_prob)
+ENTRY = Entry(settings=A3CSettings, algorithm=SinglePassLearner, policy=ActorCriticPolicy, recorded=recorded_log_prob)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from common.algorithms import optim
 from common.algorithms.a3c import LOSS_PARTS, single_pass_loss
-from common.algorithms.api import Entry, RunProgress, UpdateResult, WorkerContext
+from common.algorithms.api import Entry, RunProgress, UpdateResult
 from common.algorithms.batch import collate
 from common.algorithms.episode_reports import EPISODE_ENV, EPISODE_INDEX, check_gradient_episodes
 from common.algorithms.moments import Moments
@@ -39,7 +39,7 @@ from common.algorithms.settings import A3CGradSettings
 from common.envs.spec import EnvSpec
 from common.errors import DropReason, ProtocolError
 from common.models import nets, snapshot
-from common.models.spec import ModelSettings, Precision
+from common.models.spec import ModelSettings
 from common.protocol.events import Experience
 from common.protocol.limits import REWARD_MAX
 from common.protocol.messages import Arrays, ArraySpec, ExperienceMessage, Gradient
@@ -51,18 +51,9 @@ _BF16_EXPONENT = np.uint16(0x7F80)  # all ones: infinity or NaN
 class GradientPolicy(ActorCriticPolicy):
     """Sends the gradient of the loss on the rollout that it acted in, at the weights that acted."""
 
-    def __init__(
-        self,
-        *,
-        settings: A3CGradSettings,
-        model: ModelSettings,
-        env: EnvSpec,
-        precision: Precision,
-        seed: int,
-        context: WorkerContext,
-    ) -> None:
-        """It acts in `precision`; gradients are float32, computed in the arithmetic that the settings name."""
-        super().__init__(model=model, env=env, precision=precision, seed=seed, context=context)
+    def __init__(self, *, settings: A3CGradSettings, model: ModelSettings, env: EnvSpec, **others: Any) -> None:
+        """Gradients are float32, computed in the arithmetic that the settings name; `others` as of the base."""
+        super().__init__(model=model, env=env, **others)
         self._settings, self._env = settings.for_actions(discrete=env.action.discrete), env
         self._entropy_coef = optim.scheduled_entropy_coef(self._settings, env_steps=0)
         self._trained = nets.build_actor_critic(model, env)

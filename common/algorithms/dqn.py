@@ -20,12 +20,11 @@ from common.algorithms.action_values import EpsilonGreedyPolicy, annealed_epsilo
 from common.algorithms.api import Entry, RunProgress, UpdateResult
 from common.algorithms.measures import NONFINITE_STEPS, Measured
 from common.algorithms.off_policy import Inserted, ReplayLearner, td_target
-from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.settings import DQNSettings
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError, InternalError
 from common.models import nets, snapshot
-from common.models.arithmetic import CPU, autocast
+from common.models.arithmetic import autocast
 from common.models.memory import Past, memory_error
 from common.models.spec import ModelSettings
 from common.replay.blocks import STREAMS
@@ -65,28 +64,20 @@ class DQN(ReplayLearner):
         model: ModelSettings,
         env: EnvSpec,
         seed: int,
-        device: torch.device = CPU,
-        ranks: Ranks = ALONE,
         streams: int = STREAMS,
-        normalize_reward: bool = False,
         length: int = 0,
+        **others: Any,
     ) -> None:
         """`seed` fixes initial weights and what is sampled; `length` is T of the rollouts, for a network with memory.
+
+        `others` as of the base.
 
         Raises ConfigError for continuous actions, and where sequences do not fit into rollouts.
         """
         settings.require_actions(env.action)
-        super().__init__(
-            settings=settings,
-            env=env,
-            seed=seed,
-            device=device,
-            ranks=ranks,
-            streams=streams,
-            normalize_reward=normalize_reward,
-            replay=_sequences(settings, model=model, env=env, length=length, streams=streams) if model.recurrent else None,
-        )
-        self._model = nets.build_q_network(model, env, dueling=settings.dueling, seed=seed).to(device)
+        replay = _sequences(settings, model=model, env=env, length=length, streams=streams) if model.recurrent else None
+        super().__init__(settings=settings, env=env, seed=seed, streams=streams, replay=replay, **others)
+        self._model = nets.build_q_network(model, env, dueling=settings.dueling, seed=seed).to(self._device)
         self._target = copy.deepcopy(self._model).requires_grad_(requires_grad=False)
         self._optimizer = optim.build_optimizer("adam", self._model, lr=settings.learning_rate, eps=settings.adam_eps)
         self._average = copy.deepcopy(self._target) if settings.average_rate < 1.0 else None

@@ -13,20 +13,22 @@ Measured = Mapping[str, Tensor]
 NONFINITE_STEPS = "nonfinite_steps"
 
 
+def taken(steps: Sequence[Measured]) -> list[Measured]:
+    """Return the steps that were not left out."""
+    left_out = _read(steps, NONFINITE_STEPS).tolist()
+    return [step for step, out in zip(steps, left_out, strict=True) if not out]
+
+
 def nonfinite_steps(steps: Sequence[Measured]) -> int:
     """Return the number of steps that were left out."""
-    return int(_read(steps, NONFINITE_STEPS).count_nonzero())
+    return len(steps) - len(taken(steps))
 
 
 def means(steps: Sequence[Measured]) -> dict[str, float]:
     """Return the mean of each metric over the steps that measured it and were not left out."""
-    found = {}
-    for name in {name: None for step in steps for name in step if name != NONFINITE_STEPS}:
-        measured = [step for step in steps if name in step]
-        taken = _read(measured, name)[_read(measured, NONFINITE_STEPS) == 0]
-        if len(taken):
-            found[name] = taken.mean().item()
-    return found
+    steps = taken(steps)
+    names = {name: None for step in steps for name in step if name != NONFINITE_STEPS}
+    return {name: _read([step for step in steps if name in step], name).mean().item() for name in names}
 
 
 def _read(steps: Sequence[Measured], name: str) -> Tensor:

@@ -17,15 +17,14 @@ from torch import Tensor
 from common.algorithms import losses, optim
 from common.algorithms.api import Entry, RunProgress, UpdateResult
 from common.algorithms.batch import Batch
+from common.algorithms.measures import NONFINITE_STEPS, Measured, means, nonfinite_steps, taken
 from common.algorithms.on_policy import ActorCriticLearner, ActorCriticPolicy, network_outputs, recorded_log_prob, return_inputs
-from common.algorithms.ranks import ALONE, Ranks, weighted_mean
+from common.algorithms.ranks import weighted_mean
 from common.algorithms.returns import gae
 from common.algorithms.settings import PPOSettings
 from common.algorithms.trajectories import Minibatch, Minibatches
-from common.envs.spec import EnvSpec
-from common.models.arithmetic import CPU, autocast
+from common.models.arithmetic import autocast
 from common.models.memory import memory_error
-from common.models.spec import ModelSettings
 
 _IMPORTANCE_CAP = 10.0  # of proximal over behaviour probability: rarely reached within the policy lag a run accepts
 
@@ -42,47 +41,14 @@ class _Rows(NamedTuple):
     target: Tensor  # [N], in the units of the value head
 
 
-class _Measured(NamedTuple):
-    """The measures of one gradient step, scalars, or of several, [steps]; all but the last two are metrics of the same name.
-
-    Of a step that was left out, or for which this rank had no rows, `grad_norm` is NaN.
-    """
-
-    policy_loss: Tensor
-    value_loss: Tensor
-    entropy: Tensor
-    approx_kl: Tensor
-    clip_fraction: Tensor
-    grad_norm: Tensor
-    ratio_error: Tensor
-    left_out: Tensor  # 1, or 0
-
-
 class PPO(ActorCriticLearner):
     """`common.algorithms.api.Algorithm` for actor-critic networks."""
 
     _settings: PPOSettings
 
-    def __init__(
-        self,
-        *,
-        settings: PPOSettings,
-        model: ModelSettings,
-        env: EnvSpec,
-        seed: int,
-        device: torch.device = CPU,
-        ranks: Ranks = ALONE,
-        normalize_reward: bool = False,
-    ) -> None:
-        super().__init__(
-            settings=settings,
-            model=model,
-            env=env,
-            seed=seed,
-            device=device,
-            ranks=ranks,
-            normalize_reward=normalize_reward,
-        )
+    def __init__(self, *, settings: PPOSettings, seed: int, **others: Any) -> None:
+        """`seed` fixes initial weights and minibatches; `others` as of the base."""
+        super().__init__(settings=settings, seed=seed, **others)
         self._learning_rate = settings.learning_rate  # of the next update
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -103,25 +69,23 @@ class PPO(ActorCriticLearner):
         entropy_coef = optim.scheduled_entropy_coef(settings, env_steps=progress.env_steps)
         shuffles = (minibatches.shuffled(rows, self._generator) for _ in range(settings.epochs))
         epochs = [self._epoch(shuffled, entropy_coef, stop) for shuffled in shuffles]
-        steps = torch.cat(epochs).cpu()  # not before: to read a value is to wait until a GPU has finished all steps so far
-        measured = ~_Measured(*steps.unbind(1)).grad_norm.isnan()
-        taken = steps[measured]
-        begin = len(steps) - len(epochs[-1])
-        last = steps[begin:][measured[begin:]]  # of the last epoch
+        steps = [step for epoch in epochs for step in epoch]
+        measuring = [step for step in taken(steps) if len(step) > 1]  # those for which this rank had rows
         metrics = {
             "learning_rate": self._learning_rate,
             "entropy_coef": entropy_coef,
-            "nonfinite_steps": float(_Measured(*steps.unbind(1)).left_out.sum()),
+            NONFINITE_STEPS: float(nonfinite_steps(steps)),
         } | self._rewards.metrics
         if minibatches.env_steps:
             metrics["policy_lag_mean"] = lag.double().mean().item()
-        kl = _means(last if len(last) else taken)["approx_kl"] if len(taken) else math.nan
-        if len(taken):
-            metrics |= _means(taken) | {"approx_kl": kl} | {name: value.item() for name, value in measured_before.items()}
-            metrics["first_ratio_error"] = _Measured(*taken[0]).ratio_error.item()
+        kl = math.nan
+        if measured := means(steps):
+            kl = means(epochs[-1]).get("approx_kl", measured["approx_kl"])
+            metrics |= measured | {name: value.item() for name, value in measured_before.items()}
+            metrics |= {"approx_kl": kl, "first_ratio_error": measuring[0]["first_ratio_error"].item()}
         if settings.lr_schedule == "kl_adaptive":
             # Before the first step it is 0 at any rate, and what an interrupted update has moved says little of a whole one.
-            whole = len(taken) > 1 and len(steps) == settings.epochs * minibatches.count
+            whole = len(measuring) > 1 and len(steps) == settings.epochs * minibatches.count
             kl = weighted_mean(kl if whole else math.nan, minibatches.env_steps if whole else 0, self._ranks)
             if not math.isnan(kl):
                 self._learning_rate = optim.kl_adapted_rate(self._learning_rate, kl=kl, target=settings.kl_target)
@@ -155,20 +119,19 @@ class PPO(ActorCriticLearner):
         )
         return rows, metrics
 
-    def _epoch(self, minibatches: Iterator[Minibatch[_Rows]], entropy_coef: float, stop: Callable[[], bool]) -> Tensor:
-        """Train on each of the `minibatches`, until `stop`; return what `_step` returns, [steps, 8]."""
-        steps = [self._step(minibatch, entropy_coef) for minibatch in takewhile(lambda _: not stop(), minibatches)]
-        return torch.stack(steps) if steps else torch.empty(0, len(_Measured._fields), device=self._device)
+    def _epoch(self, minibatches: Iterator[Minibatch[_Rows]], entropy_coef: float, stop: Callable[[], bool]) -> list[Measured]:
+        """Train on each of the `minibatches`, until `stop`."""
+        return [self._step(minibatch, entropy_coef) for minibatch in takewhile(lambda _: not stop(), minibatches)]
 
-    def _step(self, minibatch: Minibatch[_Rows], entropy_coef: float) -> Tensor:
-        """One gradient step, left out where it would not be finite; return `_Measured` as one tensor [8]."""
+    def _step(self, minibatch: Minibatch[_Rows], entropy_coef: float) -> Measured:
+        """One gradient step, left out where it would not be finite."""
         settings, rows = self._settings, minibatch.rows
         advantage = minibatch.chosen(rows.advantage)
         if settings.normalize_advantage:
             advantage = losses.standardized(advantage, least_std=settings.least_advantage_std, ranks=self._ranks)
-        if len(advantage) == 0:
+        if len(advantage) == 0:  # other ranks have rows
             norm = self._gradient_step(torch.zeros((), device=advantage.device), lr=self._learning_rate, rows=0)
-            return torch.stack([*[torch.full_like(norm, torch.nan)] * (len(_Measured._fields) - 1), norm.isnan().float()])
+            return {NONFINITE_STEPS: norm.isnan()}
         with autocast(settings.precision, rows.observation.device):
             policy, values, _ = self._model(rows.observation, minibatch.past)
         log_prob = minibatch.chosen(policy.log_prob(rows.action))
@@ -183,17 +146,16 @@ class PPO(ActorCriticLearner):
         entropy = minibatch.chosen(policy.entropy()).mean()
         loss = surrogate.loss + settings.value_coef * value_loss - entropy_coef * entropy
         norm = self._gradient_step(loss, lr=self._learning_rate, rows=len(advantage))
-        measured = _Measured(
-            policy_loss=surrogate.loss.detach(),
-            value_loss=value_loss.detach(),
-            entropy=entropy.detach(),
-            approx_kl=losses.approximate_kl(log_prob=log_prob.detach(), before=minibatch.chosen(rows.log_prob)),
-            clip_fraction=surrogate.clip_fraction,
-            grad_norm=norm,
-            ratio_error=surrogate.ratio_error,
-            left_out=norm.isnan().float(),
-        )
-        return torch.stack(measured)
+        return {
+            "policy_loss": surrogate.loss.detach(),
+            "value_loss": value_loss.detach(),
+            "entropy": entropy.detach(),
+            "approx_kl": losses.approximate_kl(log_prob=log_prob.detach(), before=minibatch.chosen(rows.log_prob)),
+            "clip_fraction": surrogate.clip_fraction,
+            "grad_norm": norm,
+            "first_ratio_error": surrogate.ratio_error,
+            NONFINITE_STEPS: norm.isnan(),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""
@@ -206,11 +168,6 @@ class PPO(ActorCriticLearner):
             self._generator.set_state(state["generator"])
         if self._settings.lr_schedule == "kl_adaptive" and "learning_rate" in state:  # others follow the settings, A3C saves none
             self._learning_rate = state["learning_rate"]
-
-
-def _means(steps: Tensor) -> dict[str, float]:
-    """Mean of each metric over the steps [steps, 8]."""
-    return dict(zip(_Measured._fields[:-2], steps[:, :-2].mean(dim=0).tolist(), strict=True))
 
 
 ENTRY = Entry(settings=PPOSettings, algorithm=PPO, policy=ActorCriticPolicy, recorded=recorded_log_prob)

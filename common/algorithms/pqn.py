@@ -19,13 +19,12 @@ from common.algorithms.action_values import EpsilonGreedyPolicy, annealed_epsilo
 from common.algorithms.api import Entry, RunProgress, UpdateResult
 from common.algorithms.batch import Batch
 from common.algorithms.measures import NONFINITE_STEPS, Measured, means, nonfinite_steps
-from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.returns import q_lambda
 from common.algorithms.settings import PQNSettings
 from common.algorithms.trajectories import Minibatch, Minibatches, TrajectoryLearner, batch_outputs, with_next_value
 from common.envs.spec import EnvSpec
 from common.models import nets
-from common.models.arithmetic import CPU, autocast
+from common.models.arithmetic import autocast
 from common.models.memory import memory_error
 from common.models.spec import ModelSettings
 
@@ -43,29 +42,14 @@ class _Rows(NamedTuple):
 class PQN(TrajectoryLearner[nets.QNetwork]):
     """`common.algorithms.api.Algorithm` for action values."""
 
-    def __init__(
-        self,
-        *,
-        settings: PQNSettings,
-        model: ModelSettings,
-        env: EnvSpec,
-        seed: int,
-        device: torch.device = CPU,
-        ranks: Ranks = ALONE,
-        normalize_reward: bool = False,
-    ) -> None:
-        """`seed` fixes initial weights and minibatches. Raises ConfigError for continuous actions and several components."""
+    def __init__(self, *, settings: PQNSettings, model: ModelSettings, env: EnvSpec, seed: int, **others: Any) -> None:
+        """`seed` fixes initial weights and minibatches; `others` as of the base.
+
+        Raises ConfigError for continuous actions and several components.
+        """
         settings.require_actions(env.action)
-        super().__init__(
-            nets.build_q_network(model, env, dueling=settings.dueling, seed=seed),
-            ("radam", _RADAM_EPS),
-            settings=settings,
-            model=model,
-            env=env,
-            device=device,
-            ranks=ranks,
-            normalize_reward=normalize_reward,
-        )
+        net = nets.build_q_network(model, env, dueling=settings.dueling, seed=seed)
+        super().__init__(net, ("radam", _RADAM_EPS), settings=settings, model=model, env=env, **others)
         self._settings = settings
         self._generator = torch.Generator().manual_seed(seed)
 

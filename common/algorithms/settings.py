@@ -134,6 +134,11 @@ class ImpalaSettings(SinglePassSection):
     )
     normalize_value: NormalizeValue = False
 
+    @property
+    def clips(self) -> tuple[float | None, float | None, float | None]:
+        """`rho_clip`, `c_clip` and `pg_rho_clip` of `returns.vtrace`."""
+        return self.rho_clip, self.c_clip, self.pg_rho_clip
+
 
 class A3CSettings(SinglePassSection):
     """A3C by data (`common.algorithms.a3c`)."""
@@ -144,6 +149,11 @@ class A3CSettings(SinglePassSection):
         default=1.0, ge=1.0, description="most that the probability ratio of an env step counts, where another policy acted"
     )
     normalize_value: NormalizeValue = False
+
+    @property
+    def clips(self) -> tuple[float, float, float]:
+        """One clip, at least 1, for all. Where the newest policy acted V-trace is GAE: all ratios are 1, but for rounding."""
+        return self.ratio_clip, self.ratio_clip, self.ratio_clip
 
 
 class A3CGradSettings(SinglePassSection):

@@ -15,13 +15,13 @@ from torch import Tensor
 from common.algorithms import optim
 from common.algorithms.batch import Batch, collate
 from common.algorithms.moments import ObservationStatistics
-from common.algorithms.ranks import Ranks, total
+from common.algorithms.ranks import ALONE, Ranks, total
 from common.algorithms.rewards import RewardStatistics
 from common.algorithms.sections import ActionValueSection, ActorCriticSection
 from common.envs.spec import EnvSpec
 from common.errors import ResourceError
 from common.models import nets, snapshot
-from common.models.arithmetic import autocast, to_device
+from common.models.arithmetic import CPU, autocast, to_device
 from common.models.memory import Past
 from common.models.spec import ModelSettings, Precision
 from common.protocol.events import Experience
@@ -162,9 +162,9 @@ class TrajectoryLearner(Generic[Net]):
         settings: ActorCriticSection | ActionValueSection,
         model: ModelSettings,
         env: EnvSpec,
-        device: torch.device,
-        ranks: Ranks,
-        normalize_reward: bool,
+        device: torch.device = CPU,
+        ranks: Ranks = ALONE,
+        normalize_reward: bool = False,
     ) -> None:
         """`optimizer`: its name and epsilon."""
         self._ranks = ranks

@@ -9,7 +9,7 @@ names its kind.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,8 @@ def unpack(data: NDArray[np.uint8]) -> Any:
     """Return the tree that `pack` wrote; arrays are the caller's own. Raises `DecodeError` for bytes that `pack` never makes."""
     try:
         arrays = {name: np.array(array) for name, array in safetensors.numpy.load(data.tobytes()).items()}
-        return _unpacked(json.loads(arrays.pop(_STRUCTURE).tobytes()), arrays)
+        structure = json.loads(arrays.pop(_STRUCTURE).tobytes())
+        return restored(structure, {"array": arrays.__getitem__, "scalar": lambda name: arrays[name][()]})
     except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         found = f"{type(error).__name__} in {data.size} bytes"
         raise DecodeError("packed values", found=found, wanted="what this version packs") from error
@@ -77,21 +78,23 @@ def _packed(value: Any, arrays: dict[str, NDArray[Any]], names: dict[int, str]) 
     return value
 
 
-def _unpacked(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    if not isinstance(value, dict):
-        if isinstance(value, list):
+def restored(structure: Any, leaves: Mapping[str, Callable[[Any], Any]]) -> Any:
+    """Return the tree of a structure in which every container is an object with one key that names its kind.
+
+    `leaves` return the values of all other kinds. Raises `ValueError` or `TypeError` for another structure, and what they raise.
+    """
+    if not isinstance(structure, dict):
+        if isinstance(structure, list):
             raise ValueError("a list without its kind")  # noqa: TRY004 - found in bytes, not in an argument
-        return value
-    ((kind, content),) = value.items()
+        return structure
+    ((kind, content),) = structure.items()
     match kind:
-        case "array":
-            return arrays[content]
-        case "scalar":
-            return arrays[content][()]
         case "mapping":
-            return {key: _unpacked(item, arrays) for key, item in content}
+            return {key: restored(item, leaves) for key, item in content}
         case "list":
-            return [_unpacked(item, arrays) for item in content]
+            return [restored(item, leaves) for item in content]
         case "tuple":
-            return tuple(_unpacked(item, arrays) for item in content)
-    raise ValueError(f"unknown kind {kind!r}")
+            return tuple(restored(item, leaves) for item in content)
+    if kind not in leaves:
+        raise ValueError(f"unknown kind {kind!r}")
+    return leaves[kind](content)

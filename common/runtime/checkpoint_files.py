@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 
 from common.errors import InternalError, ResourceError
+from common.protocol.plain import restored
 from common.replay.blocks import Segment
 from common.runtime.disk import DISK, Disk
 from common.runtime.run_directory import MANIFEST, SEGMENTS, TENSORS
@@ -306,23 +307,7 @@ def restore_state(structure: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
     Raises `KeyError`, `TypeError` or `ValueError` on a structure that `flatten_state` does not make.
     """
-    if not isinstance(structure, dict):
-        return structure
-    ((kind, content),) = structure.items()
-    match kind:
-        case "tensor":
-            return tensors[content]
-        case "array":
-            return tensors[content].numpy()
-        case "mapping":
-            return {key: restore_state(item, tensors) for key, item in content}
-        case "list":
-            return [restore_state(item, tensors) for item in content]
-        case "tuple":
-            return tuple(restore_state(item, tensors) for item in content)
-        case "float":
-            return float(content)
-    raise ValueError(f"unknown kind {kind!r}")
+    return restored(structure, {"tensor": tensors.__getitem__, "array": lambda name: tensors[name].numpy(), "float": float})
 
 
 def _under(name: str, key: object) -> str:

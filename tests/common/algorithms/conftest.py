@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from common.algorithms.payload import trajectory_schema
 from common.envs.spec import ActionSpec, EnvSpec
 from common.models import snapshot
 from common.models.spec import ModelSettings
-from common.protocol.events import Experience
+from common.protocol.events import Experience, WorkerKey
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -72,6 +73,24 @@ def make_sample() -> Callable[..., Experience]:
 def weights(algorithm: Any) -> np.ndarray:
     """All parameters, as published."""
     return snapshot.flatten(algorithm.model, "fp32")
+
+
+def network_weights(net: torch.nn.Module) -> torch.Tensor:
+    """All parameters as one vector."""
+    return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+
+
+def random_play(
+    env: EnvSpec, make_sample: Any, *, seq: int, reward: Callable[..., np.ndarray] | None = None, **shape: Any
+) -> Experience:
+    """A message of continuous actions from all over the range; random rewards, or what `reward(obs, action in -1..1)` gives."""
+    rng = np.random.default_rng((seq, 1))  # apart from the observations, which come from `seq`
+    sample = make_sample(env, seed=seq, **shape)
+    unit = rng.uniform(-1.0, 1.0, sample.arrays["action"].shape)
+    low, high = np.array(env.action.low), np.array(env.action.high)
+    earned = rng.normal(size=unit.shape[:2]) if reward is None else reward(sample.arrays["obs"][:-1], unit)
+    played = {"action": ((unit + 1) / 2 * (high - low) + low).astype(np.float32), "reward": earned.astype(np.float32)}
+    return replace(sample, worker=WorkerKey(name="a", incarnation=1), seq=seq, arrays=dict(sample.arrays) | played)
 
 
 def act_on(

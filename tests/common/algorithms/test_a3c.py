@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from common.algorithms.a3c import A3C, LOSS_PARTS, single_pass_loss
+from common.algorithms.a3c import LOSS_PARTS, SinglePassLearner, single_pass_loss
 from common.algorithms.api import RunProgress
 from common.algorithms.batch import collate
-from common.algorithms.impala import Impala
 from common.algorithms.moments import Moments
 from common.algorithms.on_policy import NetworkOutputs, network_outputs, return_inputs
 from common.algorithms.ppo import PPO
@@ -23,13 +22,12 @@ pytestmark = pytest.mark.pure
 
 
 MODEL = ModelSettings(conv=((4, 4, 2),), hidden=(16,))
-SETTINGS = {Impala: ImpalaSettings, A3C: A3CSettings}
-BOTH = pytest.mark.parametrize("kind", SETTINGS)
+BOTH = pytest.mark.parametrize("kind", [ImpalaSettings, A3CSettings])
 
 
 def build(kind, env, *, seed=0, model=MODEL, **settings):
     """Return a learner with weights that its first step changes."""
-    return kind(settings=SETTINGS[kind](**{"learning_rate": 1e-2} | settings), model=model, env=env, seed=seed)
+    return SinglePassLearner(settings=kind(**{"learning_rate": 1e-2} | settings), model=model, env=env, seed=seed)
 
 
 def train(algorithm, *samples, version=0, env_steps=0):
@@ -199,7 +197,7 @@ def test_another_policy_is_corrected_environment_by_environment(vector_env, make
     The newest policy acted in the first column, which has plain GAE; another one in the second, which has V-trace.
     """
     settings = A3CSettings(gamma=0.9, gae_lambda=0.8, ratio_clip=1.2)
-    algorithm = A3C(settings=settings, model=ModelSettings(hidden=(8,)), env=vector_env, seed=0)
+    algorithm = SinglePassLearner(settings=settings, model=ModelSettings(hidden=(8,)), env=vector_env, seed=0)
     sample = make_sample(vector_env, reward=np.eye(4)[:, :2], log_prob=np.linspace(-3.0, -0.1, 8).reshape(4, 2))
     batch = algorithm.ingest([sample])
     with torch.no_grad():
@@ -221,7 +219,8 @@ def test_another_policy_is_corrected_environment_by_environment(vector_env, make
 
 def test_a_checkpoint_of_another_optimizer_is_refused_and_changes_nothing(vector_env):
     """`--resume algorithm.optimizer=adam` of a run with rmsprop, which has another state."""
-    algorithm, other = build(A3C, vector_env, optimizer="adam"), build(A3C, vector_env, seed=1, optimizer="rmsprop")
+    algorithm = build(A3CSettings, vector_env, optimizer="adam")
+    other = build(A3CSettings, vector_env, seed=1, optimizer="rmsprop")
     before = weights(algorithm)
     with pytest.raises(ResourceError, match=r"another optimizer: found \['rmsprop'\], wanted \['adam'\]"):
         algorithm.load_state_dict(other.state_dict())
@@ -231,7 +230,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused_and_changes_nothing(vector
 def test_a_run_may_be_resumed_by_another_algorithm_with_the_same_optimizer(vector_env, make_sample):
     """`--resume algorithm.name=a3c` of a PPO run with Adam: the same policy, and the same values in units of return."""
     first = PPO(settings=PPOSettings(learning_rate=1e-2), model=MODEL, env=vector_env, seed=0)
-    second = build(A3C, vector_env, seed=1)
+    second = build(A3CSettings, vector_env, seed=1)
     train(first, make_sample(vector_env, reward=np.eye(4)[:, :2]))
     second.load_state_dict(first.state_dict())
     observation = torch.randn(5, *vector_env.observation_shape)

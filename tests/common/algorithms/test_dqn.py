@@ -17,6 +17,7 @@ from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
 from common.models.spec import ModelSettings
 from common.protocol.events import Experience, WorkerKey
+from tests.common.algorithms.conftest import network_weights
 
 WORKER = WorkerKey(name="a", incarnation=1)
 pytestmark = pytest.mark.pure
@@ -42,24 +43,19 @@ def random_play(env, make_sample, *, seq=0, **given):
     return replace(make_sample(env, seed=seq, **(play | given)), worker=WORKER, seq=seq)
 
 
-def weights(net):
-    """All parameters as one vector."""
-    return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
-
-
 def test_actors_get_an_average_of_the_network_where_that_is_asked(vector_env, make_sample):
     """By hand: after one step it has gone a quarter of the way from the first weights; it survives a resume."""
     plain, averaged = (build(vector_env, learning_rate=1e-2, average_rate=rate) for rate in (1.0, 0.25))
-    first = weights(averaged.model).clone()
+    first = network_weights(averaged.model).clone()
     for algorithm in (plain, averaged):
         train(algorithm, random_play(vector_env, make_sample))
-    assert not torch.equal(weights(plain.model), first)
-    assert torch.allclose(weights(averaged.model), first + 0.25 * (weights(plain.model) - first), atol=1e-7)
+    assert not torch.equal(network_weights(plain.model), first)
+    assert torch.allclose(network_weights(averaged.model), first + 0.25 * (network_weights(plain.model) - first), atol=1e-7)
     resumed = build(vector_env, seed=1, average_rate=0.25)
     resumed.load_state_dict(averaged.state_dict())
-    assert torch.equal(weights(resumed.model), weights(averaged.model))
+    assert torch.equal(network_weights(resumed.model), network_weights(averaged.model))
     resumed.load_state_dict(plain.state_dict())
-    assert torch.equal(weights(resumed.model), weights(plain.model))
+    assert torch.equal(network_weights(resumed.model), network_weights(plain.model))
 
 
 # --- a chain with known values ---
@@ -161,26 +157,26 @@ def test_the_target_network_follows_every_so_many_gradient_steps(vector_env, mak
     equal = []
     for seq in range(6):
         train(algorithm, random_play(vector_env, make_sample, seq=seq))
-        equal.append(torch.equal(weights(algorithm._target), weights(algorithm.model)))
+        equal.append(torch.equal(network_weights(algorithm._target), network_weights(algorithm.model)))
     assert equal == [False, False, True, False, False, True]
 
 
 def test_the_target_network_can_follow_slowly(vector_env, make_sample):
     """Polyak averaging: after each step a tenth of the way."""
     algorithm = build(vector_env, target_every=1, target_rate=0.1, learning_rate=1e-2)
-    before = weights(algorithm._target)
+    before = network_weights(algorithm._target)
     train(algorithm, random_play(vector_env, make_sample))
-    torch.testing.assert_close(weights(algorithm._target), 0.9 * before + 0.1 * weights(algorithm.model))
-    assert not torch.equal(before, weights(algorithm._target))
+    torch.testing.assert_close(network_weights(algorithm._target), 0.9 * before + 0.1 * network_weights(algorithm.model))
+    assert not torch.equal(before, network_weights(algorithm._target))
 
 
 def test_only_the_online_network_is_published_and_trained(vector_env, make_sample):
     """The published parameters have the layout of one network, and the target's weights get no gradient."""
     algorithm = build(vector_env, target_every=100)
-    before = weights(algorithm._target)
+    before = network_weights(algorithm._target)
     train(algorithm, random_play(vector_env, make_sample))
-    assert torch.equal(before, weights(algorithm._target))
-    assert not torch.equal(before, weights(algorithm.model))
+    assert torch.equal(before, network_weights(algorithm._target))
+    assert not torch.equal(before, network_weights(algorithm.model))
     assert not any(parameter.requires_grad for parameter in algorithm._target.parameters())
 
 
@@ -188,7 +184,7 @@ def test_both_networks_see_through_the_same_normalisation(image_env):
     """Example frames come before the first update; the target would else rate what it never saw."""
     algorithm = build(image_env, model=MODEL.model_copy(update={"normalize_observation": True}))
     algorithm.calibrate(torch.randint(0, 256, (20, 10, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)))
-    assert torch.equal(weights(algorithm._target), weights(algorithm.model))
+    assert torch.equal(network_weights(algorithm._target), network_weights(algorithm.model))
     assert algorithm._target.trunk.normalisation.divisor.item() > 1.0
 
 
@@ -208,7 +204,7 @@ def test_with_clipped_rewards_only_the_sign_counts(vector_env, make_sample):
     for clip, scale in ((True, 1.0), (True, 7.0), (False, 7.0)):
         algorithm = build(vector_env, clip_reward=clip, huber=None, adam_eps=1.0)
         train(algorithm, random_play(vector_env, make_sample, reward=np.full((4, 2), scale)))
-        outcomes.append(weights(algorithm.model))
+        outcomes.append(network_weights(algorithm.model))
     assert torch.equal(outcomes[0], outcomes[1])
     assert not torch.equal(outcomes[0], outcomes[2])
 
@@ -286,8 +282,8 @@ def test_a_gradient_step_with_memory_is_the_textbook_one(vector_env, make_sample
             losses.append(0.5 * (values[rows.index[k] // 2][rows.action[k]] - wanted) ** 2)
     torch.stack(losses).mean().backward()
     torch.optim.Adam(net.parameters(), lr=1.0, eps=1.0).step()
-    torch.testing.assert_close(weights(learner.model), weights(net), rtol=0, atol=1e-6)
-    assert not torch.equal(weights(net), weights(remembering(vector_env).model))
+    torch.testing.assert_close(network_weights(learner.model), network_weights(net), rtol=0, atol=1e-6)
+    assert not torch.equal(network_weights(net), network_weights(remembering(vector_env).model))
     assert measured["memory_error"] > 0
 
 
@@ -298,7 +294,7 @@ def test_stored_states_of_the_newest_weights_have_no_error(vector_env, make_samp
     learner = remembering(vector_env, model, learning_rate=1e-9)
     settings, context = DQNSettings(dueling=False), WorkerContext(index=0, workers=1, num_envs=2)
     policy = EpsilonGreedyPolicy(settings=settings, model=model, env=vector_env, precision="fp32", seed=0, context=context)
-    policy.load(0, weights(learner.model), env_steps=0)
+    policy.load(0, network_weights(learner.model), env_steps=0)
     state = np.zeros((2, model.state_size), np.float32)
     for seq in range(3):
         sample = memories(vector_env, make_sample, seq=seq, model=model)
@@ -316,13 +312,13 @@ def test_stored_states_of_the_newest_weights_have_no_error(vector_env, make_samp
 def test_a_sequence_of_rows_that_are_no_env_steps_trains_nothing(vector_env, make_sample):
     """As of an env worker that is away: no metric of nothing, and no weight changes."""
     learner = remembering(vector_env, minibatch=ROLLOUT, samples_per_insert=1.0)
-    before = weights(learner.model).clone()
+    before = network_weights(learner.model).clone()
     for seq in range(3):
         sample = memories(vector_env, make_sample, seq=seq)
         result = train(learner, replace(sample, arrays=dict(sample.arrays) | {"valid": np.zeros((ROLLOUT, 2), bool)}))
     assert result.metrics["nonfinite_steps"] > 0
     assert not {"loss", "window_env_steps", "memory_error"} & result.metrics.keys()
-    assert torch.equal(weights(learner.model), before)
+    assert torch.equal(network_weights(learner.model), before)
 
 
 def test_what_does_not_fit_sequences_is_refused(vector_env):
@@ -345,5 +341,5 @@ def test_both_parts_of_the_loss_are_those_of_the_settings(vector_env, make_sampl
                 parameter.add_(torch.empty_like(parameter).normal_(generator=drawn))
         for seq in range(3):
             train(algorithm, random_play(vector_env, make_sample, seq=seq, reward=np.full((4, 2), 5.0)))
-        ends.append(weights(algorithm.model))
+        ends.append(network_weights(algorithm.model))
     assert not np.allclose(*ends, atol=1e-6)

@@ -16,6 +16,7 @@ from common.algorithms.api import Entry, NetworkPolicy, WorkerContext
 from common.algorithms.on_policy import ActorCriticPolicy, recorded_log_prob
 from common.algorithms.ppo import PPO
 from common.algorithms.registry import require_arguments, require_protocol
+from common.algorithms.sac import SAC
 from common.algorithms.settings import A3CGradSettings, DQNSettings, PPOSettings
 from common.errors import ConfigError, ProtocolError
 from common.models import arithmetic
@@ -123,13 +124,14 @@ def test_an_entry_elsewhere_is_found_by_module_and_attribute(vector_env):
             own_entry(algorithm=Idle),
             r"Idle is no Algorithm: found no calibrate, ingest",
         ),
-        (own_entry(policy=PPO), r"PPO cannot be built: found .*, wanted arguments settings"),
+        (own_entry(policy=SAC), r"SAC cannot be built: found .*, wanted arguments settings"),
+        (own_entry(policy=PPO), r"PPO is no Policy: found no load, act, experience"),
         (
             own_entry(settings=dict),
             r"the settings of an algorithm are a section: found .*dict.*, wanted a class der",
         ),
     ],
-    ids=["no entry", "other arguments", "no algorithm", "no policy", "no section"],
+    ids=["no entry", "other arguments", "no algorithm", "other arguments of a policy", "no policy", "no section"],
 )
 def test_an_entry_that_cannot_work_is_refused_when_it_is_named(own, entry, line):
     """Before anything is built or written."""

@@ -13,10 +13,9 @@ from common.envs.spec import ActionSpec
 from common.errors import ConfigError, InternalError
 from common.models import snapshot
 from common.models.spec import ModelSettings
-from common.protocol.events import WorkerKey
 from common.replay.buffer import Transitions
+from tests.common.algorithms.conftest import network_weights, random_play
 
-WORKER = WorkerKey(name="a", incarnation=1)
 pytestmark = pytest.mark.pure
 
 MODEL = ModelSettings(hidden=(32,))
@@ -31,22 +30,6 @@ def build(env, *, seed=0, model=MODEL, **settings):
 def train(algorithm, *samples, env_steps=0):
     """One update, as the learner's loop does it."""
     return algorithm.update(algorithm.ingest(samples), RunProgress(env_steps=env_steps, env_steps_planned=1000, version=0))
-
-
-def random_play(env, make_sample, *, seq, reward=None, **shape):
-    """A message with actions from all over the range; random rewards, or what `reward(obs, action in -1..1)` gives."""
-    rng = np.random.default_rng((seq, 1))  # apart from the observations, which come from `seq`
-    sample = make_sample(env, seed=seq, **shape)
-    unit = rng.uniform(-1.0, 1.0, sample.arrays["action"].shape)
-    low, high = np.array(env.action.low), np.array(env.action.high)
-    earned = rng.normal(size=unit.shape[:2]) if reward is None else reward(sample.arrays["obs"][:-1], unit)
-    arrays = dict(sample.arrays) | {"action": ((unit + 1) / 2 * (high - low) + low).astype(np.float32)}
-    return replace(sample, worker=WORKER, seq=seq, arrays=arrays | {"reward": earned.astype(np.float32)})
-
-
-def weights(net):
-    """All parameters as one vector."""
-    return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
 
 
 # --- one update ---
@@ -193,20 +176,20 @@ def test_actor_critics_and_temperature_follow_the_schedule_of_the_learning_rate(
     """At a rate of 0 all stand still, though steps are taken."""
     algorithm = build(continuous_env, lr_schedule="linear")
     train(algorithm, random_play(continuous_env, make_sample, seq=0))
-    before = weights(algorithm._nets)
+    before = network_weights(algorithm._nets)
     last = train(algorithm, random_play(continuous_env, make_sample, seq=1), env_steps=1000)
     assert (last.metrics["learning_rate"], last.metrics["gradient_steps"]) == (0.0, 1.0)
-    assert torch.equal(weights(algorithm._nets), before)
+    assert torch.equal(network_weights(algorithm._nets), before)
 
 
 def test_each_step_moves_everything_and_the_targets_by_their_rate(continuous_env, make_sample):
     algorithm = build(continuous_env, target_rate=0.25)
     nets, targets = algorithm._nets, algorithm._targets
     parts = (nets.critics, nets.actor, nets.temperature, targets)
-    before = [weights(net) for net in parts]
+    before = [network_weights(net) for net in parts]
     train(algorithm, random_play(continuous_env, make_sample, seq=0))
-    assert not any(torch.equal(a, weights(net)) for a, net in zip(before, parts, strict=True))
-    assert torch.allclose(weights(targets), 0.25 * weights(nets.critics) + 0.75 * before[-1], atol=1e-6)
+    assert not any(torch.equal(a, network_weights(net)) for a, net in zip(before, parts, strict=True))
+    assert torch.allclose(network_weights(targets), 0.25 * network_weights(nets.critics) + 0.75 * before[-1], atol=1e-6)
 
 
 # --- state ---
@@ -233,8 +216,8 @@ def test_the_weights_of_another_run_bring_their_temperature_and_begin_the_target
     source, algorithm = build(continuous_env), build(continuous_env, seed=1)
     train(source, random_play(continuous_env, make_sample, seq=0))
     algorithm.load_parameters(source.state_dict())
-    assert torch.equal(weights(algorithm._nets), weights(source._nets))
-    assert torch.equal(weights(algorithm._targets), weights(source._nets.critics))
+    assert torch.equal(network_weights(algorithm._nets), network_weights(source._nets))
+    assert torch.equal(network_weights(algorithm._targets), network_weights(source._nets.critics))
 
 
 # --- steps that are left out ---
@@ -248,10 +231,10 @@ def test_no_network_moves_along_a_gradient_that_is_not_finite(continuous_env, ma
     next(p for p in net.parameters() if p.requires_grad).register_hook(lambda gradient: gradient * torch.inf)
     later = [algorithm._nets.actor, algorithm._nets.temperature, algorithm._targets]
     watched = [algorithm._nets.critics, *later] if steep == "critics" else later
-    before = [weights(each) for each in watched]
+    before = [network_weights(each) for each in watched]
     metrics = train(algorithm, random_play(continuous_env, make_sample, seq=0)).metrics
     assert (metrics["gradient_steps"], metrics["nonfinite_steps"]) == (0.0, 1.0)
-    assert all(torch.equal(a, weights(each)) for a, each in zip(before, watched, strict=True))
+    assert all(torch.equal(a, network_weights(each)) for a, each in zip(before, watched, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ from common.envs.spec import ActionSpec
 from common.errors import ConfigError
 from common.models import snapshot
 from common.models.spec import ModelSettings
-from common.protocol.events import WorkerKey
+from tests.common.algorithms.conftest import network_weights, random_play
 
-WORKER = WorkerKey(name="a", incarnation=1)
 pytestmark = pytest.mark.pure
 
 MODEL = ModelSettings(hidden=(32,))
@@ -30,22 +29,6 @@ def build(env, *, seed=0, model=MODEL, **settings):
 def train(algorithm, *samples, version=0, env_steps=0):
     """One update, as the learner's loop does it."""
     return algorithm.update(algorithm.ingest(samples), RunProgress(env_steps=env_steps, env_steps_planned=1000, version=version))
-
-
-def random_play(env, make_sample, *, seq, reward=None, **shape):
-    """A message with actions from all over the range; random rewards, or what `reward(obs, action in -1..1)` gives."""
-    rng = np.random.default_rng((seq, 1))  # apart from the observations, which come from `seq`
-    sample = make_sample(env, seed=seq, **shape)
-    unit = rng.uniform(-1.0, 1.0, sample.arrays["action"].shape)
-    low, high = np.array(env.action.low), np.array(env.action.high)
-    earned = rng.normal(size=unit.shape[:2]) if reward is None else reward(sample.arrays["obs"][:-1], unit)
-    arrays = dict(sample.arrays) | {"action": ((unit + 1) / 2 * (high - low) + low).astype(np.float32)}
-    return replace(sample, worker=WORKER, seq=seq, arrays=arrays | {"reward": earned.astype(np.float32)})
-
-
-def weights(net):
-    """All parameters as one vector."""
-    return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
 
 
 @pytest.mark.parametrize(("precision", "activation"), [("fp32", "relu"), ("bf16", "silu")])
@@ -75,10 +58,10 @@ def test_both_optimizers_follow_the_schedule_of_the_learning_rate(continuous_env
     """At a rate of 0 the actor and the critics stand still, though steps are taken."""
     algorithm = build(continuous_env, lr_schedule="linear", policy_delay=1)
     train(algorithm, random_play(continuous_env, make_sample, seq=0))
-    before = weights(algorithm._nets)
+    before = network_weights(algorithm._nets)
     last = train(algorithm, random_play(continuous_env, make_sample, seq=1), env_steps=1000)
     assert (last.metrics["learning_rate"], last.metrics["gradient_steps"]) == (0.0, 1.0)
-    assert torch.equal(weights(algorithm._nets), before)
+    assert torch.equal(network_weights(algorithm._nets), before)
 
 
 def test_a_value_looks_ahead_by_gamma_and_stops_at_a_terminal_step(continuous_env, make_sample):
@@ -101,10 +84,10 @@ def test_actor_and_targets_move_only_every_so_many_steps_of_the_critics(continuo
     nets, targets = algorithm._nets, algorithm._targets
     moved = []
     for seq in range(6):
-        before = [weights(net) for net in (nets.critics, nets.actor, targets)]
+        before = [network_weights(net) for net in (nets.critics, nets.actor, targets)]
         metrics = train(algorithm, random_play(continuous_env, make_sample, seq=seq)).metrics
         moved.append(
-            [not torch.equal(a, weights(net)) for a, net in zip(before, (nets.critics, nets.actor, targets), strict=True)]
+            [not torch.equal(a, network_weights(net)) for a, net in zip(before, (nets.critics, nets.actor, targets), strict=True)]
         )
         assert ("actor_loss" in metrics) == moved[-1][1]
     assert moved == [[True, False, False], [True, False, False], [True, True, True]] * 2
@@ -114,17 +97,17 @@ def test_the_targets_follow_all_networks_by_the_rate(continuous_env, make_sample
     """A quarter of the way at a rate of 0.25, after the networks' own step, for actor and critics."""
     algorithm = build(continuous_env, policy_delay=1, target_rate=0.25)
     train(algorithm, random_play(continuous_env, make_sample, seq=0))
-    before = weights(algorithm._targets)
+    before = network_weights(algorithm._targets)
     train(algorithm, random_play(continuous_env, make_sample, seq=1))
-    wanted = 0.25 * weights(algorithm._nets) + 0.75 * before
-    assert torch.allclose(weights(algorithm._targets), wanted, atol=1e-6)
+    wanted = 0.25 * network_weights(algorithm._nets) + 0.75 * before
+    assert torch.allclose(network_weights(algorithm._targets), wanted, atol=1e-6)
 
 
 def test_at_the_start_the_targets_are_the_networks_themselves(continuous_env):
     """Also after the normalisation of observations was fixed, which no optimizer moves."""
     algorithm = build(continuous_env, model=MODEL.model_copy(update={"normalize_observation": True}))
     algorithm.calibrate(torch.randn(100, 2) * 5.0 + 3.0)
-    assert torch.equal(weights(algorithm._nets), weights(algorithm._targets))
+    assert torch.equal(network_weights(algorithm._nets), network_weights(algorithm._targets))
 
 
 def test_the_actor_alone_is_published(continuous_env):
@@ -141,10 +124,10 @@ def test_no_network_moves_where_one_critic_is_not_finite(continuous_env, make_sa
     algorithm = build(continuous_env, policy_delay=1)
     with torch.no_grad():
         algorithm._nets.critics[1].head.bias.fill_(1e25)  # its square is not finite
-    before = weights(algorithm._nets)
+    before = network_weights(algorithm._nets)
     metrics = train(algorithm, random_play(continuous_env, make_sample, seq=0)).metrics
     assert (metrics["gradient_steps"], metrics["nonfinite_steps"]) == (0.0, 1.0)
-    assert torch.equal(weights(algorithm._nets), before)
+    assert torch.equal(network_weights(algorithm._nets), before)
 
 
 @pytest.mark.parametrize("steep", ["critics", "actor"])
@@ -153,10 +136,10 @@ def test_no_network_moves_along_a_gradient_that_is_not_finite(continuous_env, ma
     algorithm = build(continuous_env, policy_delay=1)
     net = getattr(algorithm._nets, steep)
     next(p for p in net.parameters() if p.requires_grad).register_hook(lambda gradient: gradient * torch.inf)
-    before = weights(net)
+    before = network_weights(net)
     metrics = train(algorithm, random_play(continuous_env, make_sample, seq=0)).metrics
     assert (metrics["gradient_steps"], metrics["nonfinite_steps"]) == (0.0, 1.0)
-    assert torch.equal(weights(net), before)
+    assert torch.equal(network_weights(net), before)
 
 
 def test_a_step_that_left_out_the_actor_moves_no_target_and_is_made_up_for_by_the_next(continuous_env, make_sample):
@@ -167,9 +150,9 @@ def test_a_step_that_left_out_the_actor_moves_no_target_and_is_made_up_for_by_th
     parameter.register_hook(lambda gradient: gradient * next(gradients))
     found = []
     for seq in range(3):
-        before = [weights(net) for net in (algorithm._nets.critics, algorithm._nets.actor, algorithm._targets)]
+        before = [network_weights(net) for net in (algorithm._nets.critics, algorithm._nets.actor, algorithm._targets)]
         metrics = train(algorithm, random_play(continuous_env, make_sample, seq=seq)).metrics
-        after = [weights(net) for net in (algorithm._nets.critics, algorithm._nets.actor, algorithm._targets)]
+        after = [network_weights(net) for net in (algorithm._nets.critics, algorithm._nets.actor, algorithm._targets)]
         found.append((metrics["nonfinite_steps"], *(not torch.equal(*pair) for pair in zip(before, after, strict=True))))
     assert found == [(0.0, True, False, False), (1.0, True, False, False), (0.0, True, True, True)]
 
