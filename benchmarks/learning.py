@@ -176,11 +176,12 @@ def ended(directory: RunDirectory, preset: str, overrides: Sequence[str], *, exi
 
 
 def train(preset: str, seed: int, run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Run the command that the page names; return its summary."""
+    """Run the command that the page names; return its exit code and, of a run that came so far, its summary."""
     words = [sys.executable, "-m", "services.cli", "train", preset, *overrides, "--seed", str(seed), "--run-dir", str(run_dir)]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}  # they would change the run
     code = subprocess.run(words, check=False, stdout=sys.stderr, env=environ).returncode
-    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    path = run_dir / "summary.json"
+    summary: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return summary | {"exit_code": code}
 
 

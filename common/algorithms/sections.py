@@ -61,6 +61,7 @@ class RunScale(NamedTuple):
     actors: int  # that the run expects of one rank of the learner; 0: unknown
     env_steps: int  # the run's budget
     memory: bool = False  # whether the network has it (`model.recurrent`)
+    ranks: int = 1  # of the learner, each of which takes a minibatch for every gradient step
 
     @property
     def message_env_steps(self) -> int:
@@ -111,7 +112,7 @@ class AlgorithmSection(BaseModel):
         """Sentences on settings that cannot work with a run of this scale, each beginning with its dotted key."""
         yield from ()
 
-    def notes(self, scale: RunScale) -> Iterator[str]:  # noqa: ARG002  subclasses need it
+    def notes_on(self, scale: RunScale) -> Iterator[str]:  # noqa: ARG002  subclasses need it
         """Sentences on settings that lose their effect in a run of this scale, each beginning with its dotted key."""
         yield from ()
 
@@ -219,11 +220,11 @@ class ReplaySection(AlgorithmSection):
 
     def _beyond_run(self, name: str, scale: RunScale, why: str) -> Iterator[str]:
         """Yield a sentence where the setting `name`, an interval in gradient steps, is longer than the run."""
-        most, found = int(self._samples(scale) / self.minibatch), getattr(self, name)
+        most, found = int(self._samples(scale) / (self.minibatch * scale.ranks)), getattr(self, name)
         if found > most:
             yield (
-                f"algorithm.{name}: found {found}, more than the {most} gradient steps that target.env_steps {scale.env_steps} "
-                f"pays for: {why}"
+                f"algorithm.{name}: found {found}, more than the number of gradient steps that target.env_steps "
+                f"{scale.env_steps} pays for, {most}: {why}"
             )
 
     def conflicts(self, scale: RunScale) -> Iterator[str]:
@@ -241,11 +242,12 @@ class ReplaySection(AlgorithmSection):
                 "that many are inserted at once"
             )
         paid = self._samples(scale)
-        if paid < self.minibatch:
+        if paid < self.minibatch * scale.ranks:
+            ranks = f" x learner.ranks {scale.ranks}" if scale.ranks > 1 else ""
             yield (
                 f"algorithm.samples_per_insert: found {self.samples_per_insert:g}, wanted more: target.env_steps "
                 f"{scale.env_steps} less algorithm.warmup {self.warmup} pay for {max(0.0, paid):g} samples, and one gradient "
-                f"step takes algorithm.minibatch {self.minibatch}"
+                f"step takes algorithm.minibatch {self.minibatch}{ranks}"
             )
         if scale.waiting > scale.max_policy_lag:
             yield (

@@ -219,9 +219,9 @@ class DQNSettings(ActionValueSection, ReplaySection):
         default=8, ge=0, description="rows of a sequence that only bring its stored state to that of the newest weights"
     )
 
-    def notes(self, scale: RunScale) -> Iterator[str]:
+    def notes_on(self, scale: RunScale) -> Iterator[str]:
         """The target network is copied at least once."""
-        yield from super().notes(scale)
+        yield from super().notes_on(scale)
         yield from self._beyond_run("target_every", scale, "the target network keeps its initial weights")
 
 
@@ -264,9 +264,9 @@ class TD3Settings(TwinCriticSection):
     )
     exploration_noise: float = Field(default=0.1, ge=0.0, description="deviation of the noise on the actors' actions")
 
-    def notes(self, scale: RunScale) -> Iterator[str]:
+    def notes_on(self, scale: RunScale) -> Iterator[str]:
         """The actor has at least one gradient step."""
-        yield from super().notes(scale)
+        yield from super().notes_on(scale)
         yield from self._beyond_run("policy_delay", scale, "the policy and the targets keep their initial weights")
 
 

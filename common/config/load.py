@@ -91,7 +91,7 @@ def _with_notes(loaded: LoadedSettings, preset: Sequence[Layer], *, strict: bool
     )
     if refused:
         raise ConfigError(joined(refused))
-    keyed = ((note.partition(":")[0], note) for note in loaded.settings.algorithm.notes(loaded.settings.scale))
+    keyed = ((note.partition(":")[0], note) for note in loaded.settings.algorithm.notes_on(loaded.settings.scale))
     return replace(loaded, notes=(*notes, *(f"{note} ({key} from {source(key)})" for key, note in keyed)))
 
 

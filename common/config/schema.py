@@ -83,6 +83,7 @@ class Settings(Section):
             actors=self.rank_actors,
             env_steps=self.target.env_steps,
             memory=self.model.recurrent is not None,
+            ranks=self.learner.ranks,
         )
 
     @property

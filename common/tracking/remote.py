@@ -165,12 +165,7 @@ class TrackioTracker:
 
 
 def check_tracking(names: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Raise `ConfigError` where a tracker could never work: its package is not installed, or it has no server or account.
-
-    A tracker that is named twice is refused too.
-    """
-    if len(set(names)) < len(names):
-        raise ConfigError("run.tracking names one program twice", found=", ".join(names), wanted="each once")
+    """Raise `ConfigError` where a tracker could never work: its package is not installed, or it has no server or account."""
     for name in names:
         if name in REMOTE and not _installed(name):
             raise ConfigError(

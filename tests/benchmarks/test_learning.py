@@ -99,6 +99,11 @@ def test_a_run_that_was_stopped_is_not_kept(env_steps, rows, tmp_path, monkeypat
     assert len(kept(tmp_path / ROWS)) == rows
 
 
+def test_a_run_that_never_began_is_not_kept(tmp_path, capfd):
+    assert learning.record("cartpole", 1, ["env.num_envs=0"], note="", curves=tmp_path) is None
+    assert "env.num_envs" in capfd.readouterr().err
+
+
 def test_an_evaluation_of_an_older_policy_than_the_last_is_marked():
     older = row(seed=2, last_evaluation={"mean": 400.0, "episodes": 10, "version": 9})
     text = page([row(), older])

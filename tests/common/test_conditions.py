@@ -194,17 +194,19 @@ def test_a_schedule_between_equal_values_may_be_longer_than_the_run(preset, key,
 
 
 @pytest.mark.parametrize(
-    ("preset", "key", "steps"), [("cartpole-dqn", "target_every", 25), ("pendulum-td3", "policy_delay", 1000)]
+    ("preset", "key", "ranks", "steps"),
+    [("cartpole-dqn", "target_every", 1, 25), ("cartpole-dqn", "target_every", 2, 12), ("pendulum-td3", "policy_delay", 1, 1000)],
 )
-def test_an_interval_in_gradient_steps_that_is_longer_than_the_run_is_named(preset, key, steps):
+def test_an_interval_in_gradient_steps_that_is_longer_than_the_run_is_named(preset, key, ranks, steps):
     size = ["algorithm.minibatch=32", "algorithm.samples_per_insert=8", "algorithm.warmup=1000", "target.env_steps=1100"]
     td3 = ["algorithm.samples_per_insert=256", "algorithm.warmup=1000", "target.env_steps=2000"]
-    overrides = td3 if key == "policy_delay" else [*size, "algorithm.target_rate=1.0"]
+    overrides = td3 if key == "policy_delay" else [*size, "algorithm.target_rate=1.0", "actor.count=2", f"learner.ranks={ranks}"]
     load = lambda value: load_settings(preset=preset, overrides=[*overrides, f"algorithm.{key}={value}"], environ={}).notes  # noqa: E731
     named = lambda value: [note for note in load(value) if note.startswith(f"algorithm.{key}: ")]  # noqa: E731
     assert named(steps) == []
     (note,) = named(steps + 1)
-    assert note.startswith(f"algorithm.{key}: found {steps + 1}, more than the {steps} gradient steps that target.env_steps ")
+    assert note.startswith(f"algorithm.{key}: found {steps + 1}, more than the number of gradient steps that target.env_steps ")
+    assert f"pays for, {steps}: " in note
     assert note.endswith(f"initial weights (algorithm.{key} from command line)")
 
 

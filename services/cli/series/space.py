@@ -54,14 +54,14 @@ class Sweep(Section):
     goal: Goal = "curve"  # mean of the learning curve over the whole budget, which counts early learning too
     prune: bool = True  # stop a trial that is below the median of the earlier ones
 
-    @model_validator(mode="after")
-    def _check_once(self) -> Self:
+    def require_once(self) -> None:
+        """Raise `ConfigError` for a setting both of all trials and searched, and for equal choices."""
         if twice := self.settings.keys() & self.search.keys():
-            raise ValueError(f"{', '.join(sorted(twice))} in `settings` or in `search`, not in both")
+            found = ", ".join(sorted(twice))
+            raise ConfigError("the sweep sets what it searches", found=found, wanted="`settings` or `search`, not both")
         for key, part in self.search.items():
             if isinstance(part, Choices) and any(choice in part.choices[:number] for number, choice in enumerate(part.choices)):
-                raise ValueError(f"different choices of {key}")
-        return self
+                raise ConfigError(f"choices of {key}", found=part.choices, wanted="different ones")
 
     def overrides(self, values: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the settings of a trial with `values` for the settings that are searched, as `section.key=value`."""

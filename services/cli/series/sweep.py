@@ -68,6 +68,8 @@ def open_sweep(file: Path | None, folder: Path, *, resume: bool, environ: Mappin
 
 def _check(sweep: Sweep, folder: Path, *, resume: bool, environ: Mapping[str, str]) -> None:
     """Raise `ConfigError` for settings of trials that cannot be compared, or not with those before."""
+    if not resume:
+        sweep.require_once()
     for values in sweep.corners():
         loaded = load_settings(preset=sweep.preset, overrides=sweep.overrides(values), environ=environ)
         if resume:  # also a sweep that an earlier version began

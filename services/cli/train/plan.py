@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from common.algorithms.sections import ReplaySection
-from common.conditions import COMMAND_LINE, DEFAULT, unmet, value_of, yaml_text
+from common.conditions import COMMAND_LINE, DEFAULT, value_of, yaml_text
 from common.config.endpoint import Endpoint, connectable_host, parse_endpoint
 from common.config.load import CHOSEN, LoadedSettings, as_yaml, load_settings, with_absolute_key_paths, with_chosen
 from common.config.schema import Settings, conflicts
@@ -194,7 +194,6 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         keys = _learner_keys(chosen.settings, actors=chosen.settings.actor.count > 0)
         for endpoint in binds(chosen.settings):
             ZmqServer(endpoint, keys=keys).close()  # raises the errors that the learner would raise later
-        chosen = _with_replaced_noted(chosen)
         (master_port,) = ports.find(1) if chosen.settings.learner.ranks > 1 else (0,)
         chosen = with_absolute_key_paths(chosen)  # after the checks, whose errors name the paths as the user wrote them
         text, created_folder = as_yaml(chosen.settings, chosen.provenance), not path.exists()
@@ -209,7 +208,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
             check_new(run.store, path)
             directory = create(path, config=text, command=command_line)
             lock = stack.enter_context(held(directory))
-        yield Plan(
+        plan = Plan(
             loaded=chosen,
             directory=directory,
             lock=lock,
@@ -223,6 +222,22 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
             earlier_commands=commands,
             earlier_summary=written(directory.summary),
         )
+        yield replace(plan, loaded=replace(chosen, notes=(*chosen.notes, *_replaced(plan))))
+
+
+def _replaced(plan: Plan) -> Iterator[str]:
+    """Yield a note where the user set what `Plan.command` sets for each child."""
+    children = plan.supervisor().children
+    given = {f"{child.partition('-')[0]}.name" for child in children} - {f"{LEARNER}.name"}
+    for child in children:
+        given |= {word.partition("=")[0] for word in plan.command(Start(child)) if "=" in word}
+    found = []
+    for key in sorted(given - {"metrics.port"}):  # of which the user chooses the first
+        (value, default), source = value_of(plan.settings, key), plan.loaded.provenance[key]
+        if value is not None and (value != default or source == COMMAND_LINE):
+            found.append(f"{key}={yaml_text(value)} ({source})")
+    if found:
+        yield f"`rookery train` sets these for each process itself, in place of: {', '.join(found)}"
 
 
 def _rewrite(directory: RunDirectory, text: str, settings: Settings) -> None:
@@ -352,23 +367,6 @@ def _with_addresses(loaded: LoadedSettings, path: Path, now: datetime, ports: Po
             # The address is of this machine: where the learner may run without keys, so may its workers.
             chosen[f"{role}.insecure"] = worker.insecure or (settings.learner.insecure and not Endpoint(host, port).loopback)
     return with_chosen(loaded, chosen)
-
-
-_REPLACED = (
-    *("learner.ranks_seconds", "actor.name", "evaluator.name", "policy_server.bind", "policy_server.learner_seconds"),
-    *("env_worker.policy_server", "env_worker.name"),
-)  # by `Plan.command`
-
-
-def _with_replaced_noted(loaded: LoadedSettings) -> LoadedSettings:
-    """Return `loaded` with a note on the values that the user set and that `Plan.command` replaces for each child."""
-    idle, found = {key for key, *_ in unmet(loaded.settings)}, []
-    for key in _REPLACED:
-        (value, default), source = value_of(loaded.settings, key), loaded.provenance[key]
-        if key not in idle and value is not None and (value != default or source == COMMAND_LINE):
-            found.append(f"{key}={yaml_text(value)} ({source})")
-    note = f"`rookery train` sets these for each process itself, in place of: {', '.join(found)}"
-    return replace(loaded, notes=(*loaded.notes, *([note] if found else [])))
 
 
 def _learner_keys(settings: Settings, *, actors: bool) -> ServerKeys | None:

@@ -135,6 +135,13 @@ def test_a_run_must_pay_for_at_least_one_gradient_step(warmup, ratio):
     assert f"algorithm.warmup {warmup}" in problem
 
 
+def test_a_gradient_step_of_ranks_takes_a_minibatch_of_each():
+    sizes = {"warmup": 99_900, "minibatch": 64, "samples_per_insert": 1.0}
+    assert problems(**sizes) == []
+    (problem,) = problems(REPLAY_SCALE._replace(ranks=2), **sizes)
+    assert problem.endswith("pay for 100 samples, and one gradient step takes algorithm.minibatch 64 x learner.ranks 2")
+
+
 def test_messages_must_not_become_stale_while_they_wait():
     """The learner is slower than its actors by design: credits x actors messages wait, each for one update."""
     (problem,) = problems(REPLAY_SCALE._replace(actors=11))

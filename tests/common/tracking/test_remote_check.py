@@ -20,11 +20,6 @@ def test_the_default_needs_no_package():
     check_tracking(load_settings(preset=None, environ={}).settings.run.tracking, {})
 
 
-def test_a_tracker_is_named_once():
-    with pytest.raises(ConfigError, match="names one program twice: found tensorboard, tensorboard, wanted each once"):
-        check_tracking(["tensorboard", "tensorboard"], {})
-
-
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path, capsys):
     (tmp_path / "trackio").mkdir()  # as a run of W&B leaves a folder `wandb`
     monkeypatch.setattr("common.tracking.remote.find_spec", lambda name: PathFinder.find_spec(name, [str(tmp_path)]))

@@ -94,8 +94,11 @@ def test_a_run_that_began_with_settings_that_are_refused_today_is_resumed():
         (("actor.name=mine",), ["actor.name=mine"]),
         (
             ("policy_server.workers=2", "policy_server.bind=tcp://127.0.0.1:5800", "env_worker.policy_server=tcp://[::1]:5800"),
-            ["policy_server.bind=tcp://127.0.0.1:5800", "env_worker.policy_server=tcp://[::1]:5800"],
+            ["env_worker.policy_server=tcp://[::1]:5800", "policy_server.bind=tcp://127.0.0.1:5800"],
         ),
+        (("policy_server.workers=2", "policy_server.learner_seconds=9"), ["policy_server.learner_seconds=9"]),
+        (("policy_server.workers=2", "env_worker.name=w", "evaluator.name=e"), ["env_worker.name=w", "evaluator.name=e"]),
+        (("actor.count=0", "evaluator.enabled=false", "actor.name=a", "evaluator.name=e", "env_worker.name=w"), []),
     ],
 )
 def test_values_that_each_process_gets_another_of_are_named(overrides, named):
