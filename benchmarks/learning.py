@@ -157,7 +157,10 @@ def record(preset: str, seed: int, overrides: Sequence[str], *, note: str, curve
     """
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder) / "run")
-        code = train(preset, seed, directory.path, overrides)["exit_code"]
+        try:
+            code = train(preset, seed, directory.path, overrides)["exit_code"]
+        except FileNotFoundError:  # it has no summary
+            return None
         if not is_finished(directory.path, overrides=(), environ={}):
             return None
         if preset.startswith("breakout") and directory.learning_curve_png.is_file():
@@ -176,12 +179,14 @@ def ended(directory: RunDirectory, preset: str, overrides: Sequence[str], *, exi
 
 
 def train(preset: str, seed: int, run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Run the command that the page names; return its exit code and, of a run that came so far, its summary."""
+    """Run the command that the page names; return its summary.
+
+    Raises `FileNotFoundError` where the run failed before it had one.
+    """
     words = [sys.executable, "-m", "services.cli", "train", preset, *overrides, "--seed", str(seed), "--run-dir", str(run_dir)]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}  # they would change the run
     code = subprocess.run(words, check=False, stdout=sys.stderr, env=environ).returncode
-    path = run_dir / "summary.json"
-    summary: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
     return summary | {"exit_code": code}
 
 

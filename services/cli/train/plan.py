@@ -138,22 +138,27 @@ class Plan:
 
     def command(self, start: Start) -> list[str]:
         """Return the command line of a child, which reads all else from the run's config.yaml."""
-        role, _, rest = start.child.partition("-")
-        server = self.policy_servers.get(start.child)
-        module = f"services.{role}" if server is None else "services.policy_server"
+        role = start.child.partition("-")[0]
+        module = "services.policy_server" if start.child in self.policy_servers else f"services.{role}"
         # Without -P Python would import first from the working directory, where a folder may have the name of a package.
         argv = [sys.executable, "-P", "-m", module, "--config", str(self.directory.config)]
         argv += ["--run-dir", str(self.directory.path)] if role == LEARNER else ["--name", start.child]
         argv += ["--resume"] if start.resume else []
-        if role == LEARNER and self.settings.learner.ranks > 1:  # a rank that ends is restarted, however long it takes
-            argv.append("learner.ranks_seconds=null")
         argv += ["--run-lock", str(self.lock)] if start.child == LEARNER and self.lock is not None else []
-        if server is not None:  # a learner that is being restarted is no reason to give up
-            argv += [f"policy_server.bind={server}", "policy_server.learner_seconds=null"]
-        if role == ENV_WORKER:
-            argv.append(f"env_worker.policy_server={self.policy_servers[actor_names(int(rest.partition('-')[0]) + 1)[-1]]}")
         # Each rank adds its number to the port.
-        return [*argv, f"metrics.port={self.metrics_ports[LEARNER if role == LEARNER else start.child]}"]
+        port = self.metrics_ports[LEARNER if role == LEARNER else start.child]
+        return [*argv, *(f"{key}={value}" for key, value in self.own_settings(start.child).items()), f"metrics.port={port}"]
+
+    def own_settings(self, child: str) -> dict[str, str]:
+        """Return the values of settings that a child has in place of those in config.yaml, by dotted key."""
+        role, _, rest = child.partition("-")
+        if role == LEARNER:  # a rank that ends is restarted, however long it takes
+            return {"learner.ranks_seconds": "null"} if self.settings.learner.ranks > 1 else {}
+        if child in self.policy_servers:  # a learner that is being restarted is no reason to give up
+            return {"policy_server.bind": str(self.policy_servers[child]), "policy_server.learner_seconds": "null"}
+        if role == ENV_WORKER:
+            return {"env_worker.policy_server": str(self.policy_servers[actor_names(int(rest.partition("-")[0]) + 1)[-1]])}
+        return {}
 
     def environment(self, child: str) -> dict[str, str]:
         """Return the variables of a child besides those of this process: a rank of the learner gets those of torchrun."""
@@ -226,13 +231,11 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
 
 
 def _replaced(plan: Plan) -> Iterator[str]:
-    """Yield a note where the user set what `Plan.command` sets for each child."""
+    """Yield a note where the user set what each child has of its own."""
     children = plan.supervisor().children
     given = {f"{child.partition('-')[0]}.name" for child in children} - {f"{LEARNER}.name"}
-    for child in children:
-        given |= {word.partition("=")[0] for word in plan.command(Start(child)) if "=" in word}
     found = []
-    for key in sorted(given - {"metrics.port"}):  # of which the user chooses the first
+    for key in sorted(given.union(*map(plan.own_settings, children))):
         (value, default), source = value_of(plan.settings, key), plan.loaded.provenance[key]
         if value is not None and (value != default or source == COMMAND_LINE):
             found.append(f"{key}={yaml_text(value)} ({source})")

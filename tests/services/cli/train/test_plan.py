@@ -107,6 +107,11 @@ def test_values_that_each_process_gets_another_of_are_named(overrides, named):
     assert notes == ((f"`rookery train` sets these for each process itself, in place of: {listed}",) if named else ())
 
 
+def test_a_directory_may_look_like_a_setting():
+    """As those of a series do."""
+    assert planned(run_dir=Path("learning_rate=1e-3-s1/actor.name=mine")).loaded.notes == ()
+
+
 def test_two_runs_side_by_side_share_no_address():
     """Two terminals, one machine, no settings."""
     one, other = planned(run_dir=Path("a")), planned(run_dir=Path("b"))
