@@ -222,18 +222,15 @@ def load_policy(
         ResourceError: the checkpoint is damaged, or does not fit the settings.
     """
     overrides, allow_code = ((each,) if isinstance(each, str) else each for each in (overrides, allow_code))
-    directory, folder = _find(fetch(str(path)), checkpoint)
+    directory, folder, saved = _read(fetch(str(path)), checkpoint)
     with extensions.restricted((*allow_code, *named_modules(overrides)), run=directory.path):
-        return _load(directory, folder, overrides, seed, best=checkpoint == BEST)
+        return _load(directory, folder, saved, overrides, seed, best=checkpoint == BEST)
 
 
-def _load(directory: RunDirectory, folder: Path, overrides: Sequence[str], seed: int, *, best: bool) -> TrainedPolicy:
+def _load(
+    directory: RunDirectory, folder: Path, saved: Checkpoint, overrides: Sequence[str], seed: int, *, best: bool
+) -> TrainedPolicy:
     settings = _settings(directory, overrides)
-    try:
-        saved = read(folder, segments=False)
-    except BadCheckpointError as error:
-        fix = "name another version, or copy the checkpoint again"
-        raise ResourceError(f"checkpoint {folder} cannot be used", found=str(error), wanted="a whole one", fix=fix) from error
     if best:
         _require_same_task(directory, folder, saved)
     changed = {text.partition("=")[0].removeprefix("env.") for text in overrides}
@@ -268,6 +265,19 @@ def _load(directory: RunDirectory, folder: Path, overrides: Sequence[str], seed:
         policy=policy,
         to_native=to_native,
     )
+
+
+def _read(path: Path, checkpoint: str | Version) -> tuple[RunDirectory, Path, Checkpoint]:
+    """Return the run, the directory of the checkpoint, and its content. Raises `ConfigError` or `ResourceError`."""
+    directory, folder = _find(path, checkpoint)
+    while True:
+        try:
+            return directory, folder, read(folder, segments=False)
+        except BadCheckpointError as error:
+            bad, (_, folder) = folder, _find(path, checkpoint)
+            if folder == bad:  # else a run that goes on has replaced its newest checkpoint
+                fix = "name another version, or copy the checkpoint again"
+                raise ResourceError(f"checkpoint {bad} cannot be used", found=str(error), wanted="a whole one", fix=fix) from error
 
 
 def _own_spec(directory: RunDirectory) -> EnvSpec | None:

@@ -57,7 +57,6 @@ from tests.support.memory import MemoryHub
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(800)]
 
-SILENCE = 5.0  # seconds after which a worker counts as away, and a killed actor's name is free for the next, where one is killed
 PATIENCE = 120.0  # seconds; only a fault lets it pass
 
 
@@ -163,8 +162,9 @@ class Colony:
         settings = self.settings
         length, num_envs = settings.rollout.length, settings.env.num_envs
         ships = build_payload(settings.algorithm, model=settings.model, env=self.env, length=length, num_envs=num_envs)
-        silence = SILENCE if self.killed else 10 * PATIENCE  # a living worker is not away, however seldom its thread gets a core
-        limits = replace(session_config(settings, self.env, ships, "run-1", group=self.group), silence_seconds=silence)
+        # A living worker is not away, however seldom its thread gets a core.
+        unlimited = {"silence_seconds": 10 * PATIENCE, "forget_seconds": 10 * PATIENCE}
+        limits = replace(session_config(settings, self.env, ships, "run-1", group=self.group), **unlimited)
         session = LearnerSide(limits, check=ships.check, episodes=ships.episodes)
         self.algorithm = build_algorithm(
             settings.algorithm,
@@ -210,7 +210,8 @@ class Colony:
         disk = {"save_checkpoint": self.save, "save_best": self.store.save_best}
         disk |= {"remove_later": self.store.remove_later, "newest_saved": self.store.newest}
         checkpoints = RunCheckpoints(**common, **disk)
-        stopping = lambda: bool(self.failures)  # noqa: E731
+        # A killed actor says no goodbye: the drain ends once all workers that live have left.
+        stopping = lambda: bool(self.failures or (self.killed and not any(map(threading.Thread.is_alive, self.threads))))  # noqa: E731
         ending = RunEnd(**common, checkpoints=checkpoints, stopping=stopping, will_restart=False)
         return TrainLoop(ending)
 
@@ -223,7 +224,9 @@ class Colony:
         """A welcomed link."""
         identity = Identity(role=role, name=f"{role}-{number}", incarnation=1000 * life, software="test")
         link = Link(transport=self.hub.connect(), session=WorkerSide(identity), clock=time.monotonic, log_event=lambda _: None)
+        deadline = time.monotonic() + PATIENCE
         while link.welcome is None:
+            assert time.monotonic() < deadline, f"{identity.name} is not welcomed"
             link.service(0.05)
         return link
 
@@ -272,7 +275,8 @@ class Colony:
         )
         self.actors.append(actor)
         reason = actor.run()
-        if doomed:  # not another word
+        if doomed:  # without a goodbye
+            link._transport.close()  # as the kernel closes the sockets of a process
             self.bereaved()
             if self.replaced:
                 self.act(number, life=2)
@@ -327,7 +331,7 @@ class Colony:
     def run(self, actors=2, evaluator=True):
         """From the first hello to the last goodbye."""
         lives = [*(partial(self.act, number) for number in range(actors)), *([self.evaluate] if evaluator else [])]
-        threads = [self.guarded(life) for life in lives]
+        self.threads = threads = [self.guarded(life) for life in lives]
         for thread in threads:
             thread.start()
         try:
@@ -661,7 +665,7 @@ def test_an_actor_killed_in_the_middle_of_a_group_holds_nobody_up(tmp_path):
 
     A group waits for a whole minute while all live, and a moment afterwards: whether it is whole does not depend on speed.
     """
-    settings = probe("matching_action", algorithm="a3c-grad", env_steps=20_000)
+    settings = probe("matching_action", algorithm="a3c-grad", env_steps=8_000)
     learner = settings.learner.model_copy(update={"batch": 4, "credits": 1, "batch_seconds": 60.0})
     colony = Colony(settings.model_copy(update={"learner": learner}), tmp_path, killed=frozenset({0}))
     colony.bereaved = lambda: setattr(colony.loop, "_patience", 0.1)

@@ -163,12 +163,12 @@ def busy():
 
 
 def test_a_slow_learner_is_the_learners_matter_and_beside_busy_neighbours_it_lacks_cpu(colony, paced, examined, busy):
-    """1,600 gradient steps of a millisecond or more on each rollout of 128 ms: that is a bottleneck, and no fault.
+    """160 gradient steps of ten milliseconds or more on each rollout of 128 ms: that is a bottleneck, and no fault.
 
     With a fifth of a core it trains all the time as well, and a smaller network is not what it lacks.
     """
     paced("", 0.001)
-    learner = colony.learner(*OWN, "algorithm.epochs=100", "algorithm.minibatch=8", *takes(0.001))
+    learner = colony.learner(*OWN, "algorithm.epochs=10", "algorithm.minibatch=8", *takes(0.01))
     actor = colony.worker("actor", "one", *ALLOWED)
     code, words = examined(learner, actor, seconds=2, messages=3)
     assert re.search(r"^(learner-bound: the learner trains|cpu-starved: the learner waits) ", words, re.MULTILINE), words

@@ -259,6 +259,20 @@ def test_files_of_the_replay_memory_are_not_needed(make_run):
     assert load_policy(run.path).version == 8
 
 
+def test_the_newest_checkpoint_of_a_run_that_replaces_it_meanwhile_is_the_next_one(make_run, monkeypatch):
+    """`checkpoint.keep` is 1: the run saves version 8 and removes 7 after 7 was found, and before it was read."""
+    run, _ = make_run(SMALL)
+    newer = replace(read(run.checkpoints / "checkpoint-000000000007"), version=8)
+
+    def save_and_read(folder, **options):
+        if not (run.checkpoints / "checkpoint-000000000008").exists():
+            CheckpointStore(run.checkpoints, keep=1).save(newer)
+        return read(folder, **options)
+
+    monkeypatch.setattr("common.policies.load.read", save_and_read)
+    assert load_policy(run.path).version == 8
+
+
 # --- bad input ---
 
 
