@@ -277,7 +277,9 @@ def _read(path: Path, checkpoint: str | Version) -> tuple[RunDirectory, Path, Ch
             bad, (_, folder) = folder, _find(path, checkpoint)
             if folder == bad:  # else a run that goes on has replaced its newest checkpoint
                 fix = "name another version, or copy the checkpoint again"
-                raise ResourceError(f"checkpoint {bad} cannot be used", found=str(error), wanted="a whole one", fix=fix) from error
+                raise ResourceError(
+                    f"checkpoint {bad} cannot be used", found=str(error), wanted="a whole one", fix=fix
+                ) from error
 
 
 def _own_spec(directory: RunDirectory) -> EnvSpec | None:
