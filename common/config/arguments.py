@@ -61,9 +61,8 @@ def settings_from_arguments(
 
     `options` maps dotted keys to the values of the service's own options; None where the option was not given.
     """
-    from common.config.load import load_settings, require_once  # noqa: PLC0415  slow to import, and not needed for --help
+    from common.config.load import load_settings  # noqa: PLC0415  slow to import, and not needed for --help
 
     given = {"log.format": parsed.log_format, **options}
     overrides: Sequence[str] = [f"{key}={value}" for key, value in given.items() if value is not None]
-    require_once(parsed.overrides)
     return load_settings(preset=parsed.config, overrides=[*overrides, *parsed.overrides], environ=environ)

@@ -227,7 +227,8 @@ class Colony:
     def train(self, *words: str, preset: str = "") -> Service:
         """`rookery train`, its services' ports from one base on: the learner's is the first."""
         base, *_ = free_ports(6)  # learner, evaluator, two actors and an env worker of each count up from the first
-        own = ["train", preset or str(self.config), "--run-dir", str(self.run_dir), f"metrics.port={base}"]
+        own = ["train", preset or str(self.config), "--run-dir", str(self.run_dir)]
+        own += [] if any(word.startswith("metrics.port=") for word in words) else [f"metrics.port={base}"]
         return self._service(["patient", *own, *words], base)
 
     def rookery(self, *words: str) -> Service:

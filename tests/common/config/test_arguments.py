@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from common.config import arguments
-from common.errors import ConfigError
 
 pytestmark = pytest.mark.service
 
@@ -23,12 +22,6 @@ def test_words_win_over_options_and_options_over_the_environment():
     assert (settings.actor.name, settings.run.seed, settings.log.format) == ("from-option", 4, "json")
     assert settings.actor.learner == "tcp://127.0.0.1:5700"
     assert read(["actor.name=from-words"], {"actor.name": "from-option"}, environ).actor.name == "from-words"
-
-
-def test_words_that_set_two_values_are_refused():
-    assert read(["actor.name=a", "actor.name=a"]).actor.name == "a"
-    with pytest.raises(ConfigError, match=r"actor\.name is set twice: found actor.name=a and actor.name=b, wanted one value"):
-        read(["actor.name=a", "actor.name=b"])
 
 
 def test_help_says_what_it_is_for_and_shows_an_example(capsys):
