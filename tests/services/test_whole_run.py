@@ -437,9 +437,7 @@ def test_an_action_that_only_a_memory_can_know_is_learned(tmp_path, algorithm, c
         settings = pqn_probe("recalled_action", mode=mode, env_steps=60_000, mean100=0.9)
     else:
         settings = probe("recalled_action", algorithm=algorithm, mode=mode, env_steps=60_000, mean100=0.97)
-    if (
-        algorithm == "ppo"
-    ):  # else what is left of the advantages where all returns are 1 is scaled up, and spoils one policy of 25
+    if algorithm == "ppo":  # where all returns are 1, advantages are noise: scaled up, it spoils one policy of 25
         calm = settings.algorithm.model_copy(update={"least_advantage_std": 0.2})
         settings = settings.model_copy(update={"algorithm": calm})
     run = Colony(with_memory(settings, cell), tmp_path).run()
