@@ -220,7 +220,7 @@ class DQNSettings(ActionValueSection, ReplaySection):
     )
 
     def notes_on(self, scale: RunScale) -> Iterator[str]:
-        """The target network is copied at least once."""
+        """An interval with which the run never copies the target network."""
         yield from super().notes_on(scale)
         yield from self._beyond_run("target_every", scale, "the target network keeps its initial weights")
 
@@ -265,7 +265,7 @@ class TD3Settings(TwinCriticSection):
     exploration_noise: float = Field(default=0.1, ge=0.0, description="deviation of the noise on the actors' actions")
 
     def notes_on(self, scale: RunScale) -> Iterator[str]:
-        """The actor has at least one gradient step."""
+        """An interval with which the run never trains the actor."""
         yield from super().notes_on(scale)
         yield from self._beyond_run("policy_delay", scale, "the policy and the targets keep their initial weights")
 

@@ -164,7 +164,7 @@ def finite_actions(actions: Tensor) -> Tensor:
     """Return `actions` [N, ...]. Raises `ConfigError` where one is not finite, as of an observation that is not."""
     bad = int((~actions.isfinite()).flatten(1).any(dim=1).sum()) if actions.is_floating_point() else 0
     if bad:
-        fix = "correct the environment, whose observations may not be finite, or name another checkpoint"
+        fix = "correct the environment where its observations are not finite, or name another checkpoint"
         raise ConfigError("actions are not finite", found=f"{bad} of {len(actions)}", wanted="numbers", fix=fix)
     return actions
 
