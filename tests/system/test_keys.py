@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -40,13 +41,15 @@ def test_a_run_with_keys_trains_and_no_secret_leaves_its_file(colony, wait):
     assert learner.http.status()["workers"]["actor"] == 1
     assert [learner.http.metric(refused, reason=reason) for reason in ("learner_key", "mechanism")] == [0.0, 0.0]
 
-    said += [service.output for service in (learner, *workers, unlisted)]
     said += [
         service.http.get(path)[1].decode() for service in (learner, *workers) for path in ("/metrics", "/status", "/healthz")
     ]
     show = [sys.executable, "-m", "services.cli", "config", "show", str(colony.run_dir / "config.yaml")]
     said.append(subprocess.run(show, cwd=colony.folder, capture_output=True, text=True, check=True).stdout)
     assert f"keys: {colony.folder / 'keys' / 'learner'}" in said[-1]
+    learner.signal(signal.SIGTERM)  # while it trains, it removes checkpoints
+    learner.ended()
+    said += [service.output for service in (learner, *workers, unlisted)]
     written = [path.read_bytes() for path in colony.run_dir.rglob("*") if path.is_file()]
     assert written
     for secret in secrets:
