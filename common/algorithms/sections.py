@@ -230,11 +230,14 @@ class ReplaySection(AlgorithmSection):
     def conflicts(self, scale: RunScale) -> Iterator[str]:
         """Sizes of the memory, the run and its messages that do not fit one another."""
         yield from super().conflicts(scale)
-        first = self.warmup + math.ceil(self.minibatch / self.samples_per_insert)  # env steps that pay for the first minibatch
-        if max(first, scale.batch_env_steps) < self.minibatch <= self.replay_capacity:
+        drawn = self.minibatch * scale.ranks
+        paid_from = (self.warmup + math.ceil(drawn / self.samples_per_insert)) // scale.ranks  # inserted by each rank
+        first = max(paid_from, scale.batch_env_steps)
+        ranks = f" x learner.ranks {scale.ranks}" if scale.ranks > 1 else ""
+        if first < self.minibatch <= self.replay_capacity:
             yield (
-                f"algorithm.warmup: found {self.warmup}, wanted at least {self.minibatch} = algorithm.minibatch: the first one "
-                f"would be drawn from {max(first, scale.batch_env_steps)} env steps, most of them several times"
+                f"algorithm.warmup: found {self.warmup}, wanted at least {drawn} = algorithm.minibatch{ranks}: the first one "
+                f"would be drawn from {first} env steps, most of them several times"
             )
         if scale.batch_env_steps > self.replay_capacity:
             yield (
@@ -242,8 +245,7 @@ class ReplaySection(AlgorithmSection):
                 "that many are inserted at once"
             )
         paid = self._samples(scale)
-        if paid < self.minibatch * scale.ranks:
-            ranks = f" x learner.ranks {scale.ranks}" if scale.ranks > 1 else ""
+        if paid < drawn:
             yield (
                 f"algorithm.samples_per_insert: found {self.samples_per_insert:g}, wanted more: target.env_steps "
                 f"{scale.env_steps} less algorithm.warmup {self.warmup} pay for {max(0.0, paid):g} samples, and one gradient "

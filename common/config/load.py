@@ -250,19 +250,22 @@ def _preset_layers(preset: Preset) -> Iterator[Layer]:
 
 def require_once(overrides: Sequence[str]) -> None:
     """Raise `ConfigError` for a setting of which `overrides` have two different values: the first would have no effect."""
-    first: dict[str, str] = {}
+    first: dict[str, tuple[str, Any]] = {}
     for text in overrides:
-        key = text.partition("=")[0]
-        before = first.setdefault(key, text)
-        if before != text and not _is_same(before, text):
-            raise ConfigError(f"{key} is set twice", found=f"{before} and {text}", wanted="one value")
+        for key, value in _set_by(text).items():
+            before, other = first.setdefault(key, (text, value))
+            if value != other:
+                raise ConfigError(f"{key} is set twice", found=f"{before} and {text}", wanted="one value")
 
 
-def _is_same(first: str, second: str) -> bool:
+def _set_by(text: str) -> Tree:
+    """Return the value of a setting by its key and, of a mapping, those in it by theirs."""
+    key = text.partition("=")[0]
     try:
-        return override_layer(first) == override_layer(second)
+        values = override_layer(text).values
     except ConfigError:  # several values of a series, such as [64],[32]
-        return False
+        return {key: text}
+    return {key: values} | {".".join(path): value for path, value in leaves(values)}
 
 
 def _environment_layers(environ: Mapping[str, str]) -> Iterator[Layer]:

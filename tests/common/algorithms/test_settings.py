@@ -159,6 +159,15 @@ def test_a_first_minibatch_must_have_enough_to_be_drawn_from():
     assert problems(warmup=0, minibatch=1_024, samples_per_insert=1.0) == []
 
 
+def test_the_first_minibatch_of_each_rank_is_drawn_from_what_it_received():
+    """The warm-up counts the env steps of all ranks, of which each holds its share."""
+    sizes = {"warmup": 1_024, "minibatch": 1_024}
+    (problem,) = problems(REPLAY_SCALE._replace(ranks=2), **sizes)
+    assert problem.startswith("algorithm.warmup: found 1024, wanted at least 2048 = algorithm.minibatch x learner.ranks 2")
+    assert "drawn from 640 env steps" in problem
+    assert problems(REPLAY_SCALE._replace(ranks=2), warmup=2_048, minibatch=1_024) == []
+
+
 def test_a_window_longer_than_a_rollout_is_refused():
     (problem,) = problems(n_step=20)
     assert problem.startswith("algorithm.n_step: found 20, wanted at most 16 = rollout.length")

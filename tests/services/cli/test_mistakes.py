@@ -300,6 +300,13 @@ def test_a_setting_with_two_values_is_refused_in_one_line(command, capsys):
     assert list(Path().iterdir()) == []
 
 
+def test_a_value_in_a_mapping_and_by_its_own_name_is_refused(capsys):
+    words = ["env.kwargs={sutton_barto_reward: true}", "env.kwargs.sutton_barto_reward="]
+    assert main(["config", "show", "cartpole", words[0], f"{words[1]}false"]) == 2
+    assert "env.kwargs.sutton_barto_reward is set twice" in capsys.readouterr().err
+    assert main(["config", "show", "cartpole", words[0], f"{words[1]}true"]) == 0
+
+
 def test_a_setting_with_one_value_may_be_named_twice(capsys):
     words = ["algorithm.learning_rate=0.001", "algorithm.learning_rate=1e-3"]
     assert main(["config", "show", "cartpole", *words]) == 0
