@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from common.config.errors import schema_at
 from common.config.layers import parse_yaml
@@ -44,12 +44,19 @@ class Choices(Section):
     choices: list[Any] = Field(min_length=2)
 
 
+def _form(part: object) -> str:
+    """Return which of the two forms a searched setting has, so that errors are of this one."""
+    return "Choices" if isinstance(part, Choices) or (isinstance(part, dict) and "choices" in part) else "Range"
+
+
 class Sweep(Section):
     """A search for the settings with which a preset learns best."""
 
     preset: str
     settings: dict[str, Any] = Field(default={})  # of all trials, by dotted key
-    search: dict[str, Range | Choices] = Field(min_length=1)  # by dotted key
+    search: dict[str, Annotated[Annotated[Range, Tag("Range")] | Annotated[Choices, Tag("Choices")], Discriminator(_form)]] = (
+        Field(min_length=1)  # by dotted key
+    )
     trials: int = Field(default=20, ge=1)
     goal: Goal = "curve"  # mean of the learning curve over the whole budget, which counts early learning too
     prune: bool = True  # stop a trial that is below the median of the earlier ones
@@ -93,6 +100,7 @@ def read_sweep(path: Path) -> Sweep:
         return Sweep.model_validate(values, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        key = ".".join(str(part) for part in first["loc"] if not str(part).endswith(("Range", "Choices", "Range]")))
-        wanted = f"{first['msg']}; a searched setting is {{low: 1e-4, high: 1e-2, log: true}} or {{choices: [1, 2]}}"
-        raise ConfigError(f"{path} {key}", found=first["input"], wanted=wanted) from error
+        key = ".".join(str(part) for part in first["loc"] if part not in {"Range", "Choices"})
+        found = "nothing" if first["type"] == "missing" else first["input"]
+        example = "; a searched setting is {low: 1e-4, high: 1e-2, log: true} or {choices: [1, 2]}" if "search" in key else ""
+        raise ConfigError(f"{path} {key}".rstrip(), found=found, wanted=first["msg"] + example) from error

@@ -350,7 +350,8 @@ def test_stages_compare_trials_at_equal_env_steps():
     [
         ("low: 2", "low: 12", "low < high"),
         ("log: true", "lag: true", "algorithm.learning_rate"),
-        ("[[64, 64], [8]]", "[[64, 64]]", "model.hidden"),
+        ("[[64, 64], [8]]", "[[64, 64]]", r"search.model.hidden.choices: found \[\[64, 64\]\], wanted List"),
+        ("preset: cartpole", "", "preset: found nothing"),
         ("search:", "serch:", "search"),
         ("algorithm.epochs", "algorithm.epoch", "did you mean epochs"),
         ("high: 1e-2", "high: -1", "low < high"),
