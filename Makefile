@@ -144,9 +144,9 @@ down: ## end it; the run is kept (ARGS=--volumes to forget it)
 logs: ## what its containers say
 	$(COMPOSE) --file docker/compose.yaml logs --follow $(ARGS)
 
-bench: bench-throughput bench-transport bench-replay bench-a3c ## all benchmarks below (half an hour; the machine must be idle)
+bench: bench-throughput bench-transport bench-replay bench-a3c ## the four benchmarks below (half an hour; the machine must be idle)
 
-bench-throughput: $(DEV) ## a preset of each algorithm against its floor (ARGS="--preset pong-dqn" for one)
+bench-throughput: $(DEV) ## presets of all algorithms but SAC against their floors (ARGS="--preset pong-dqn" for one)
 	$(BIN)/python -m benchmarks.throughput $(ARGS)
 
 bench-transport: $(DEV) ## what one learner's I/O threads carry (ARGS=--keys: what encryption costs; ARGS="--actors 1 16 64 256 1000": CPU per message)
@@ -167,7 +167,7 @@ bench-sb3: $(DEV) ## TD3 (`make mujoco`) or PPO (`ARGS=--preset ...`) beside Sta
 learning: $(DEV) ## runs of three seeds behind the learning claims (PRESETS="pong-dqn pendulum-td3" to choose; all take many hours)
 	$(BIN)/python -m benchmarks.learning $(PRESETS)
 
-tables: $(DEV) ## published comparisons: runs what is missing, writes docs/results.md (ARGS="atari mujoco control memory --seeds 1"; days)
+tables: $(DEV) ## published comparisons: runs what is missing, writes docs/results.md (needs ARGS="atari mujoco control memory --seeds 1"; days)
 	$(BIN)/python -m benchmarks.tables $(ARGS)
 
 lockstep: $(DEV) ## two runs of one seed end with the same weights, on a machine loaded at random (about twenty minutes)

@@ -198,17 +198,6 @@ def test_the_exploration_of_the_actors_is_reported(vector_env, make_sample):
     assert train(algorithm, sample, env_steps=250).metrics["epsilon"] == pytest.approx(0.75)
 
 
-def test_with_clipped_rewards_only_the_sign_counts(vector_env, make_sample):
-    """Breakout's bricks of 1, 4 and 7 points."""
-    outcomes = []
-    for clip, scale in ((True, 1.0), (True, 7.0), (False, 7.0)):
-        algorithm = build(vector_env, clip_reward=clip, huber=None, adam_eps=1.0)
-        train(algorithm, random_play(vector_env, make_sample, reward=np.full((4, 2), scale)))
-        outcomes.append(network_weights(algorithm.model))
-    assert torch.equal(outcomes[0], outcomes[1])
-    assert not torch.equal(outcomes[0], outcomes[2])
-
-
 def test_actions_that_cannot_be_counted_are_refused_before_anything_is_allocated(continuous_env):
     """`name: dqn` on the pendulum: one line that says what would do."""
     with pytest.raises(ConfigError, match=r"dqn cannot choose .*found .*\(2,\), wanted one of n actions; .*td3"):

@@ -142,20 +142,6 @@ def test_a_metric_is_the_mean_over_the_steps_that_measured_it(continuous_env, ma
     assert metrics["policy_lag_mean"] == 3.0
 
 
-def test_what_is_drawn_after_a_resume_is_what_would_have_been_drawn(continuous_env, make_sample):
-    """The random state of sampling is part of the checkpoint; the memory is not."""
-    first, second = Counter(env=continuous_env), Counter(env=continuous_env)
-    one, two = messages(make_sample, continuous_env, 2)
-    train(first, one)
-    second.load_state_dict(first.state_dict())
-    second.ingest([one])
-    second._rate_limiter.minibatches += 4
-    for learner in (first, second):
-        learner.seen.clear()
-        train(learner, two)
-    assert all((a == b).all() for a, b in zip(first.seen, second.seen, strict=True))
-
-
 def test_a_resumed_run_warms_up_anew(continuous_env, make_sample):
     """Its memory is empty."""
     first, second = (Counter(env=continuous_env, warmup=8) for _ in range(2))

@@ -172,16 +172,6 @@ def test_the_lag_and_the_exploration_of_the_actors_are_reported(vector_env, make
     assert (metrics["policy_lag_mean"], metrics["epsilon"]) == (3.0, pytest.approx(0.505))
 
 
-def test_with_clipped_rewards_only_the_sign_counts(vector_env, make_sample):
-    outcomes = []
-    for clip, scale in ((True, 1.0), (True, 7.0), (False, 7.0)):
-        algorithm = build(vector_env, clip_reward=clip, minibatch=4)
-        algorithm.update(algorithm.ingest([make_sample(vector_env, reward=np.eye(4)[:, :2] * scale)]), at())
-        outcomes.append(weights(algorithm).tobytes())
-    assert outcomes[0] == outcomes[1]
-    assert outcomes[0] != outcomes[2]
-
-
 def test_actions_that_cannot_be_counted_are_refused(continuous_env):
     with pytest.raises(ConfigError, match=r"pqn cannot choose .*found .*\(2,\), wanted one of n actions; .*td3"):
         build(continuous_env)

@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from common.algorithms.api import RunProgress
 from common.algorithms.ranks import ALONE
@@ -124,24 +125,40 @@ EPOCHS = {"minibatch": 8}
 LEARNERS = {"ppo": EPOCHS, "impala": {}, "a3c": {}, "pqn": EPOCHS, "dqn": REPLAY | {"n_step": 2}, "td3": REPLAY, "sac": REPLAY}
 
 
-@pytest.mark.parametrize("name", LEARNERS)
-def test_the_scale_of_rewards_makes_no_difference_to_what_is_learned(vector_env, continuous_env, make_sample, name):
-    """Rewards times 8,192, a power of 2, train the same weights bit for bit, and other weights without the setting."""
-    env = continuous_env if name in {"td3", "sac"} else vector_env
-    settings = ALGORITHMS[name].settings(gamma=GAMMA, **LEARNERS[name])
+@pytest.fixture
+def trained(vector_env, continuous_env, make_sample):
+    """Trains an algorithm on three messages with rewards times `scale`; its weights and the deviation of the returns."""
 
-    def trained(scale, *, normalize=True):
+    def train(name, scale, *, normalize=False, clip=False):
+        env = continuous_env if name in {"td3", "sac"} else vector_env
+        settings = ALGORITHMS[name].settings(gamma=GAMMA, clip_reward=clip, **LEARNERS[name])
         learner = build_algorithm(settings, model=ModelSettings(hidden=(8,)), env=env, seed=0, normalize_reward=normalize)
         for seq in range(3):
             reward = scale * np.random.default_rng(seq).normal(size=(8, 2)).astype(np.float32)
             sample = replace(make_sample(env, length=8, seed=seq, reward=reward), seq=seq)
             result = learner.update(learner.ingest([sample]), RunProgress(env_steps=0, env_steps_planned=100, version=0))
             std = result.metrics.get("reward_std", 0.0)
-        return [snapshot.flatten(net, "fp32") for net in vars(learner).values() if isinstance(net, torch.nn.Module)], std
+        return np.concatenate(
+            [snapshot.flatten(net, "fp32") for net in vars(learner).values() if isinstance(net, nn.Module)]
+        ), std
 
-    (weights, std), (large, large_std) = trained(1.0), trained(8192.0)
+    return train
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_the_scale_of_rewards_makes_no_difference_to_what_is_learned(trained, name):
+    """Rewards times 8,192, a power of 2, train the same weights bit for bit, and other weights without the setting."""
+    (weights, std), (large, large_std) = trained(name, 1.0, normalize=True), trained(name, 8192.0, normalize=True)
     assert large_std == 8192.0 * std > 0
-    assert all(np.array_equal(one, other) for one, other in zip(weights, large, strict=True))
-    raw, none = trained(8192.0, normalize=False)
+    assert np.array_equal(weights, large)
+    raw, none = trained(name, 8192.0)
     assert none == 0.0
-    assert not np.array_equal(raw[0], weights[0])
+    assert not np.array_equal(raw, weights)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_with_clipped_rewards_only_the_sign_counts(trained, name):
+    """Breakout's bricks of 1, 4 and 7 points."""
+    (ones, _), (sevens, _), (raw, _) = trained(name, 1.0, clip=True), trained(name, 7.0, clip=True), trained(name, 1.0)
+    assert np.array_equal(ones, sevens)
+    assert not np.array_equal(ones, raw)

@@ -172,16 +172,6 @@ def test_it_learns_the_best_action_where_that_is_known(continuous_env, make_samp
     assert result.metrics["entropy"] == pytest.approx(np.log(np.pi * np.e * alpha), abs=0.15)
 
 
-def test_actor_critics_and_temperature_follow_the_schedule_of_the_learning_rate(continuous_env, make_sample):
-    """At a rate of 0 all stand still, though steps are taken."""
-    algorithm = build(continuous_env, lr_schedule="linear")
-    train(algorithm, random_play(continuous_env, make_sample, seq=0))
-    before = network_weights(algorithm._nets)
-    last = train(algorithm, random_play(continuous_env, make_sample, seq=1), env_steps=1000)
-    assert (last.metrics["learning_rate"], last.metrics["gradient_steps"]) == (0.0, 1.0)
-    assert torch.equal(network_weights(algorithm._nets), before)
-
-
 def test_each_step_moves_everything_and_the_targets_by_their_rate(continuous_env, make_sample):
     algorithm = build(continuous_env, target_rate=0.25)
     nets, targets = algorithm._nets, algorithm._targets
@@ -193,23 +183,6 @@ def test_each_step_moves_everything_and_the_targets_by_their_rate(continuous_env
 
 
 # --- state ---
-
-
-def test_the_actor_alone_is_published(continuous_env):
-    """Workers need neither critics nor temperature; what they build takes what is sent."""
-    algorithm = build(continuous_env)
-    context = WorkerContext(index=0, workers=1, num_envs=1)
-    policy = SACPolicy(settings=SACSettings(), model=MODEL, env=continuous_env, precision="fp32", seed=0, context=context)
-    assert policy.layout == snapshot.ParameterLayout.of(algorithm.model).fingerprint
-    assert snapshot.ParameterLayout.of(algorithm.model).size == 2 * 32 + 32 + 32 * 4 + 4
-
-
-def test_temperature_and_its_optimizer_are_part_of_the_state(continuous_env, make_sample):
-    algorithm = build(continuous_env)
-    train(algorithm, random_play(continuous_env, make_sample, seq=0))
-    state = algorithm.state_dict()
-    assert state["parameters"]["temperature.log"] == algorithm._nets.temperature.log
-    assert state["actor_adam"]["temperature.log"]["exp_avg"] != 0.0
 
 
 def test_the_weights_of_another_run_bring_their_temperature_and_begin_the_targets(continuous_env, make_sample):

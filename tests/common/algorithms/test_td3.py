@@ -1,7 +1,5 @@
 """The learner's side of TD3: a problem with a known answer, policy delay and Polyak averaging."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -9,8 +7,6 @@ import torch
 from common.algorithms.api import RunProgress, WorkerContext
 from common.algorithms.settings import TD3Settings
 from common.algorithms.td3 import TD3, NoisyPolicy
-from common.envs.spec import ActionSpec
-from common.errors import ConfigError
 from common.models import snapshot
 from common.models.spec import ModelSettings
 from tests.common.algorithms.conftest import network_weights, random_play
@@ -52,16 +48,6 @@ def test_it_learns_the_best_action_where_that_is_known(continuous_env, make_samp
     assert ((action - best) / torch.tensor([2.0, 5.0])).abs().max() < 0.15
     assert result.metrics["gradient_steps"] == 64.0
     assert result.metrics["td_abs"] < 0.2
-
-
-def test_both_optimizers_follow_the_schedule_of_the_learning_rate(continuous_env, make_sample):
-    """At a rate of 0 the actor and the critics stand still, though steps are taken."""
-    algorithm = build(continuous_env, lr_schedule="linear", policy_delay=1)
-    train(algorithm, random_play(continuous_env, make_sample, seq=0))
-    before = network_weights(algorithm._nets)
-    last = train(algorithm, random_play(continuous_env, make_sample, seq=1), env_steps=1000)
-    assert (last.metrics["learning_rate"], last.metrics["gradient_steps"]) == (0.0, 1.0)
-    assert torch.equal(network_weights(algorithm._nets), before)
 
 
 def test_a_value_looks_ahead_by_gamma_and_stops_at_a_terminal_step(continuous_env, make_sample):
@@ -110,15 +96,6 @@ def test_at_the_start_the_targets_are_the_networks_themselves(continuous_env):
     assert torch.equal(network_weights(algorithm._nets), network_weights(algorithm._targets))
 
 
-def test_the_actor_alone_is_published(continuous_env):
-    """Workers need neither critics nor targets; what they build takes what is sent."""
-    algorithm = build(continuous_env)
-    context = WorkerContext(index=0, workers=1, num_envs=1)
-    policy = NoisyPolicy(settings=TD3Settings(), model=MODEL, env=continuous_env, precision="fp32", seed=0, context=context)
-    assert policy.layout == snapshot.ParameterLayout.of(algorithm.model).fingerprint
-    assert snapshot.ParameterLayout.of(algorithm.model).size == 2 * 32 + 32 + 32 * 2 + 2
-
-
 def test_no_network_moves_where_one_critic_is_not_finite(continuous_env, make_sample):
     """The step is left out and counted."""
     algorithm = build(continuous_env, policy_delay=1)
@@ -155,19 +132,6 @@ def test_a_step_that_left_out_the_actor_moves_no_target_and_is_made_up_for_by_th
         after = [network_weights(net) for net in (algorithm._nets.critics, algorithm._nets.actor, algorithm._targets)]
         found.append((metrics["nonfinite_steps"], *(not torch.equal(*pair) for pair in zip(before, after, strict=True))))
     assert found == [(0.0, True, False, False), (1.0, True, False, False), (0.0, True, True, True)]
-
-
-@pytest.mark.parametrize(
-    ("action", "found"),
-    [
-        (ActionSpec(choices=(5,), shape=()), "5 discrete actions"),
-        (ActionSpec(shape=(1,), low=(-np.inf,), high=(np.inf,)), "1 of 1 components without bounds"),
-    ],
-)
-def test_discrete_and_unbounded_actions_are_refused_before_memory_is_allocated(continuous_env, action, found):
-    """CartPole with TD3, a torque without limit: one line, found, wanted, what to do."""
-    with pytest.raises(ConfigError, match=f"found {found}, wanted .*; "):
-        build(replace(continuous_env, action=action), replay_capacity=10**15)
 
 
 def test_the_noise_of_target_actions_and_its_clip_are_those_of_the_settings(continuous_env, make_sample):

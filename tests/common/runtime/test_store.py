@@ -163,19 +163,22 @@ def test_a_damaged_configuration_of_the_copy_is_replaced(tmp_path, store, config
     assert files(address)["config.yaml"] == run.config.read_bytes()
 
 
-def test_a_checkpoint_that_is_replaced_while_results_are_uploaded_costs_no_upload(directory, store, monkeypatch):
-    """`checkpoint.keep` 1, and a slow store."""
+@pytest.mark.parametrize(("keep", "found"), [(3, 1), (1, 2)])
+def test_a_checkpoint_saved_during_an_upload_waits_for_the_next_or_replaces_the_uploaded_one(
+    directory, store, monkeypatch, keep, found
+):
+    """Results in the copy go as far as its checkpoint; with `checkpoint.keep` 1 and a slow store it is the later one."""
     save(directory, 1)
     upload = RunStore._upload_result
 
     def and_save(copy, path):
         upload(copy, path)
-        save(directory, 2, keep=1)
+        save(directory, 2, keep=keep)
 
     monkeypatch.setattr(RunStore, "_upload_result", and_save)
-    RunStore(copy_address(store, directory.path)).upload(directory, keep=1)
+    RunStore(copy_address(store, directory.path)).upload(directory, keep=keep)
     restore(copy_address(store, directory.path), directory.path.parent / "new")
-    assert newest(directory.path.parent / "new") == 2
+    assert newest(directory.path.parent / "new") == found
 
 
 def test_a_store_that_cannot_be_read_is_no_empty_one_and_keeps_no_run_from_going_on(tmp_path, monkeypatch):
@@ -215,21 +218,6 @@ def test_a_best_policy_that_was_cut_in_the_copy_is_warned_of(tmp_path, store, ca
     assert "checkpoint best of" in warnings[0]
     fetch(address)
     assert "rookery: checkpoint best of" in capsys.readouterr().err
-
-
-def test_results_in_the_copy_go_as_far_as_its_checkpoint(directory, store, monkeypatch):
-    """A learner saves while an upload is under way: the next one takes that checkpoint, with its rows."""
-    save(directory, 1)
-    upload = RunStore._upload_result
-
-    def and_save(copy, path):
-        upload(copy, path)
-        save(directory, 2)
-
-    monkeypatch.setattr(RunStore, "_upload_result", and_save)
-    RunStore(copy_address(store, directory.path)).upload(directory, keep=3)
-    restore(copy_address(store, directory.path), directory.path.parent / "new")
-    assert newest(directory.path.parent / "new") == 1
 
 
 def test_a_copy_that_was_removed_while_the_run_goes_on_is_whole_again(directory, store):
