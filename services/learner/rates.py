@@ -45,7 +45,7 @@ class PolicyLag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRates:
-    """Env steps per second over three windows; 0 before two readings. A window that is not full yet is as long as the run."""
+    """Env steps per second over three windows; 0 before two updates. A window that is not full yet is as long as the run."""
 
     last_10s: float
     last_60s: float
@@ -53,28 +53,38 @@ class StepRates:
 
 
 class RateWindow:
-    """Readings of one counter, which never falls, by one thread."""
+    """Readings of one counter, which grows by updates and never falls, by one thread.
+
+    The rates are from update to update, so that the part of an update at either end of a window makes no difference. They are
+    up to now, and fall, once the next update is overdue: after twice the time between the last two.
+    """
 
     def __init__(self, before: Sequence[float] = (0.0, 0.0)) -> None:
         """Begin without readings; `before` is `timed` of the processes before, which the rate of the run includes."""
         self._before_seconds, self._before_total = before
-        self._kept: deque[tuple[Seconds, float]] = deque()
+        self._kept: deque[tuple[Seconds, float]] = deque()  # of updates
         self._first = self._newest = (0.0, 0.0)
+        self._update, self._interval = self._newest, 0.0  # the newest update, and the time from the one before to it
 
     def add(self, now: Seconds, total: float) -> None:
         """Add a reading of the counter."""
         self._newest = (now, total)
         if not self._kept:
-            self._first = self._newest
-        if not self._kept or now - self._kept[-1][0] >= RATE_SPACING:
+            self._first = self._update = self._newest
+            self._kept.append(self._newest)
+        if total == self._update[1]:
+            return
+        self._interval, self._update = now - self._update[0], self._newest
+        if now - self._kept[-1][0] >= RATE_SPACING:
             self._kept.append(self._newest)
         # One reading older than the window stays, so that the rate is over the whole window.
         while len(self._kept) > 1 and self._kept[1][0] <= now - LONG_WINDOW:
             self._kept.popleft()
 
     def rates(self) -> StepRates:
-        """Return the rates up to the newest reading."""
-        last_10s, last_60s = (self._rate(self._before(window)) for window in (SHORT_WINDOW, LONG_WINDOW))
+        """Return the rates up to the newest update, or the newest reading where the next update is overdue."""
+        end = self._newest if self._newest[0] - self._update[0] > 2 * self._interval else self._update
+        last_10s, last_60s = (self._rate(end, window) for window in (SHORT_WINDOW, LONG_WINDOW))
         seconds, total = self.timed
         return StepRates(last_10s=last_10s, last_60s=last_60s, run=total / seconds if seconds > 0 else 0.0)
 
@@ -84,11 +94,7 @@ class RateWindow:
         seconds, total = (newest - first for newest, first in zip(self._newest, self._first, strict=True))
         return self._before_seconds + seconds, self._before_total + total
 
-    def _before(self, span: Seconds) -> tuple[Seconds, float]:
-        """Return the newest reading that is at least `span` old, else the first."""
-        limit = self._newest[0] - span
-        return next((kept for kept in reversed(self._kept) if kept[0] <= limit), self._first)
-
-    def _rate(self, since: tuple[Seconds, float]) -> float:
-        seconds = self._newest[0] - since[0]
-        return (self._newest[1] - since[1]) / seconds if seconds > 0 else 0.0
+    def _rate(self, end: tuple[Seconds, float], span: Seconds) -> float:
+        """Return the rate since the newest update that was at least `span` before `end`, else since the first."""
+        since = next((kept for kept in reversed(self._kept) if kept[0] <= end[0] - span), self._first)
+        return (end[1] - since[1]) / (end[0] - since[0]) if end[0] > since[0] else 0.0

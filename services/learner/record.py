@@ -35,6 +35,7 @@ class _SavedRecord(BaseModel):
     elapsed_seconds: float
     env_steps: int
     frames: int = 0  # older versions save none
+    unfinished: int = 0  # the same
     episodes: int
     updates: int
     version: int
@@ -108,13 +109,17 @@ class RunRecord:
         self._env_steps_before = None
         self.training = dict(metrics)
 
-    def tick(self, now: Seconds) -> None:
-        """Update the rates, which fall while a run stalls, and the progress."""
+    def measure(self, now: Seconds) -> None:
+        """Update the rates, which fall while a run stalls."""
         if self.env_steps != self._env_steps_before:  # the start, until the first update, is in no rate
             self._window.add(now, self.env_steps)
             if self.training.get("gradient_steps", 1.0):  # 0 in a warm-up, which is no measure of the rest of the run
                 self._learning.add(now, self.env_steps)
         self.rates = self._window.rates()
+
+    def tick(self, now: Seconds) -> None:
+        """Update the rates and the progress."""
+        self.measure(now)
         elapsed, target, mean = now - self.started_at, self.settings.target, self.mean_return if self.mean_is_complete else None
         rate = self._learning.rates().last_60s
         self.progress = self._estimator.update(elapsed, target, env_steps=self.env_steps, rate=rate, mean=mean)
@@ -269,6 +274,7 @@ class RunRecord:
             "elapsed_seconds": now - self.started_at,
             **{name: getattr(self, name) for name in _SAVED_AS_THEY_ARE},
             "frames": self.frames,
+            "unfinished": self.unfinished,
             "target": self.settings.target.mean100,
             "target_evaluation": self.settings.target.evaluation,
             "evaluations": dict(self.evaluations),
@@ -315,6 +321,7 @@ class RunRecord:
         self.task_changed = self.settings.env.task_changes(state["task"])
         if not self.task_changed:
             self._estimator.mean, self._estimator.lowest = state["shown_mean100"], state["lowest_mean100"]
+            self.unfinished = state.get("unfinished", 0)
         else:
             self.solved_at = self.last_evaluation = None
             for results in (self.evaluations, self.returns, self.lengths):

@@ -98,7 +98,9 @@ class Results:
         if samples:
             means["throughput/policy_lag"] = float(np.mean([record.version - 1 - sample.version for sample in samples]))
         newest = {"episode/return_mean100": record.mean_return, "episode/length_mean100": record.mean_length}
-        newest["throughput/frames_per_second"] = record.rates.last_10s * record.frame_skip
+        record.measure(now)
+        if rate := record.rates.last_10s:  # unknown before the second update
+            newest["throughput/frames_per_second"] = rate * record.frame_skip
         self.journal.update(record.env_steps, means=means, newest=newest, returns=returns)
         grown = record.env_steps - self._curve_env_steps >= record.settings.target.env_steps * CURVE_SHARE
         if now - self._curve_at >= CURVE_SECONDS or grown:

@@ -463,6 +463,23 @@ def test_a_resumed_run_has_the_evaluation_of_before_in_its_metrics(tmp_path):
     assert scene.stats.evaluation_return_means["greedy"] == 3.0
 
 
+def test_a_tracker_gets_the_rate_from_update_to_update_and_none_before_the_second(tmp_path):
+    """An update every 12 s: the point of an update is written before the loop's next turn."""
+    scene = Scene(tmp_path, wall_seconds=100.0)
+    scene.intake.script = [[item(0)], *[[]] * 11, [item(1)], *[[]] * 11, [item(2)]]
+    scene.intake.take = lambda *_, **__: (setattr(scene.clock, "now", scene.clock.now + 1.0), scene.intake.script.pop(0))[1]
+    seen, update = [], Journal.update
+
+    def watch(journal, env_steps, *, means, newest, returns):
+        seen.append(newest.get("throughput/frames_per_second"))
+        update(journal, env_steps, means=means, newest=newest, returns=returns)
+        scene.stop = len(seen) == 3
+
+    with patch.object(Journal, "update", watch):
+        scene.run()
+    assert seen == [None, 4 * STEPS / 12, 4 * STEPS / 12]
+
+
 def test_while_the_last_evaluation_is_played_a_run_is_done_and_its_curve_complete(tmp_path):
     """Games that take 30 s neither date the last row of the curve, nor leave an estimate of the time to the budget."""
     scene, seen = Scene(tmp_path, env_steps=10**9, wall_seconds=3600.0, mean100=3.0), []

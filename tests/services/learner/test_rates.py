@@ -50,6 +50,19 @@ def test_a_stall_shows_as_zero():
     assert window.rates().run == 100.0 / 29
 
 
+@pytest.mark.parametrize("interval", [0.05, 0.8, 2.0, 8.0, 12.0, 20.0, 90.0])
+def test_a_rate_is_from_update_to_update_whenever_it_is_read(interval):
+    """Readings every 0.2 s, of updates that come as regularly as a slow simulator lets them."""
+    window = RateWindow()
+    at = min(interval, 0.2)
+    for number in range(round(6 * interval / at)):
+        done = int(number * at / interval + 1e-6)
+        window.add(1000.0 + number * at, 2048.0 * done)
+        if done >= 2:
+            rates = window.rates()
+            assert (rates.last_10s, rates.last_60s) == pytest.approx((2048 / interval, 2048 / interval), rel=0.02)
+
+
 def test_memory_is_bounded_however_often_it_is_read():
     """A day of readings, a hundred a second."""
     window = RateWindow()

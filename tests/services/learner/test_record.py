@@ -200,6 +200,14 @@ def test_frames_of_before_a_resume_are_counted_with_the_frame_skip_of_then():
     assert older.summary(STATS, now=210.0)["frames"] == 1200
 
 
+def test_environments_that_ended_no_episode_are_remembered_over_a_resume():
+    """Without them a mean over short episodes would look complete until the next update, or for good where none comes."""
+    before, after = record(), record()
+    before.ended([1.0], [4], now=101.0, coverage=Coverage(environments=4, unfinished=3))
+    after.load_state_dict(json.loads(json.dumps(before.state_dict(now=110.0))), now=200.0)
+    assert after.summary(STATS, now=210.0)["environments_unfinished"] == 3
+
+
 def test_the_status_survives_a_loss_that_is_not_a_number():
     """The status of a diverging run must not fail."""
     run = record()
