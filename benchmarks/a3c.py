@@ -152,10 +152,9 @@ def solved(path: Path) -> list[str]:
     for preset in PRESETS:
         runs = newest(kept(path), preset)
         shown = [
-            f"seed {run['seed']} {at['env_steps'] / 1e3:,.0f} k env steps in {at['wall_seconds'] / 60:.1f} minutes"
-            + ("" if at is run["solved_at"] else ", not solved")
+            f"seed {run['seed']} {run['env_steps'] / 1e3:,.0f} k env steps in {run['wall_seconds'] / 60:.1f} minutes"
+            + ("" if run["solved_at"] else ", not solved")
             for run in runs
-            for at in (run["solved_at"] or run,)
         ]
         lines.append(f"- `{preset}` to its target: {'; '.join(shown) or 'not run'}.")
     return lines

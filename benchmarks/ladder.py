@@ -108,7 +108,7 @@ def solved(rung: Rung) -> tuple[str, str]:
     if not rung.whole_preset:
         return "not run", ""
     rows = newest(kept(RESULTS / ROWS), rung.preset)
-    minutes = [row["solved_at"]["wall_seconds"] / 60 for row in rows if row["solved_at"]]
+    minutes = [row["wall_seconds"] / 60 for row in rows if row["solved_at"]]
     if not minutes:
         return "not run", ""
     return (
