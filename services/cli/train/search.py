@@ -29,7 +29,6 @@ class ActorSearch:
     """Call `observe` with every new status and give the run `actors` actors, until `done`."""
 
     max_actors: int
-    warmup: EnvSteps = 0  # trained on before the first measurement
     actors: int = 1
     done: bool = False
     rates: dict[int, float] = field(default_factory=dict)  # env steps trained per second by actors; mean of both measurements
@@ -43,16 +42,16 @@ class ActorSearch:
         """Take a status at the time `now` of a monotonic clock into account."""
         if self.done:
             return
-        if self._requested_at is None or status.env_steps <= self.warmup:
-            self._requested_at = now
-            return
-        if self._connected_at is None:
+        # 0 in a warm-up, which is no measure of training: it comes again where a resumed run has an empty replay memory.
+        warming_up = status.training.get("samples_per_insert") == 0
+        if self._requested_at is None or status.env_steps == 0 or warming_up:
+            self._restart_measurement(now)
+        elif self._connected_at is None:
             if status.workers.get("actor", 0) == self.actors:
                 self._connected_at = now
             elif now - self._requested_at > CONNECT_TIMEOUT:
                 self.finish()
-            return
-        if self._interrupted(status):
+        elif self._interrupted(status):
             self._restart_measurement(now)
         elif now - self._connected_at >= SETTLE:
             self._measure(status, now, since=self._connected_at + SETTLE)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from services.cli.train.search import CONNECT_TIMEOUT, LONGEST_WINDOW, SETTLE, WINDOW, ActorSearch
+from services.cli.train.search import CONNECT_TIMEOUT, LONGEST_WINDOW, SETTLE, ActorSearch
 from services.cli.train.status import RunStatus
 
 pytestmark = pytest.mark.pure
 
 
-def searched(speed, *, max_actors=64, batch=1, warmup=0, arrives=lambda wanted: wanted, seconds=2_000):
+def searched(speed, *, max_actors=64, batch=1, arrives=lambda wanted: wanted, seconds=2_000):
     """Run a search, one observation per second of `speed(actors)` env steps in whole batches; return it and its duration."""
-    search, trained = ActorSearch(max_actors=max_actors, warmup=warmup), 0.0
+    search, trained = ActorSearch(max_actors=max_actors), 0.0
     for second in range(seconds):
         here = arrives(search.actors)
         trained += speed(here)
@@ -67,15 +67,17 @@ def test_what_was_close_is_looked_at_again():
     assert search.actors == 2
 
 
-def test_nothing_is_measured_while_arrivals_and_warm_ups_distort_it():
-    """A warm-up runs many times faster than training."""
-    warm_up = 5_000
-    search, _ = searched(lambda n: 100 * n if n > 1 else 150, warmup=warm_up, max_actors=1)
-    assert search.rates == {1: pytest.approx(150)}
-    quick = ActorSearch(max_actors=1, warmup=warm_up)
-    for second in range(int(SETTLE + WINDOW) + 5):
-        quick.observe(RunStatus(env_steps=warm_up, workers={"actor": 1}), float(second))
-    assert quick.rates == {}
+@pytest.mark.parametrize("resumed_at", [0, 10])  # with the run, or amid the first measurement, between two statuses
+def test_the_refill_of_an_empty_replay_memory_is_not_measured(resumed_at):
+    """Without gradient steps each actor sends 1,500 env steps/s; with them, all together at most 1,000."""
+    search, trained = ActorSearch(max_actors=8), 300_000
+    for second in range(1_000):
+        refills = 0 <= second - resumed_at < 100
+        trained += 1_500 * search.actors if refills else min(400 * search.actors, 1_000)
+        training = {"samples_per_insert": 0.0 if refills else 256.0}
+        search.observe(RunStatus(env_steps=trained, training=training, workers={"actor": search.actors}), float(second))
+    assert (search.done, search.actors) == (True, 3)
+    assert search.rates[1] == pytest.approx(400)
 
 
 def test_a_learner_that_falls_back_to_its_checkpoint_begins_the_window_anew():
