@@ -96,6 +96,24 @@ def test_a_window_with_few_updates_is_widened_and_ends():
     assert ended <= CONNECT_TIMEOUT + SETTLE + LONGEST_WINDOW + 20
 
 
+@pytest.mark.parametrize("seconds", [40, 120])  # between two updates with one actor
+def test_a_measurement_goes_on_until_two_updates_were_seen(seconds):
+    search, _ = searched(lambda n: 1_000 * n, max_actors=4, batch=1_000 * seconds)
+    assert search.rates == {n: pytest.approx(1_000 * n, rel=0.1) for n in (1, 2, 3, 4)}
+    assert search.actors == 4
+
+
+@pytest.mark.parametrize("known", [{}, {1: 100.0}])
+def test_a_number_with_which_updates_take_too_long_has_no_rate(known):
+    search = ActorSearch(max_actors=8, actors=2, rates=dict(known))
+    for second in range(700):
+        search.observe(RunStatus(env_steps=1 + second // 500, workers={"actor": 2}), float(second))
+    assert (search.done, search.actors, search.rates) == (True, 1 if known else 2, known)
+    if not known:
+        reason = "nothing could be measured (fewer than two updates in 600 s); the run goes on with 2 actors"
+        assert search.result == f"--actors auto: {reason}"
+
+
 def test_an_actor_that_never_comes_ends_the_search_with_what_is_known():
     """The machine has no memory left for a third one."""
     search, ended = searched(lambda n: 100 * n, arrives=lambda wanted: min(wanted, 2), seconds=300)
