@@ -114,9 +114,7 @@ class Plan:
         """Return the search for the number of actors, or None where the number is given."""
         if not self.auto_actors:
             return None
-        algorithm = self.settings.algorithm
-        warmup = algorithm.warmup if isinstance(algorithm, ReplaySection) else 0
-        return ActorSearch(max_actors=max_actors(self.settings), warmup=warmup, actors=self.settings.actor.count)
+        return ActorSearch(max_actors=max_actors(self.settings), actors=self.settings.actor.count)
 
     def write_config(self, actors: int) -> None:
         """Write config.yaml, from which the run resumes, with the number of `actors` that it has now."""

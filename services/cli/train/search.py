@@ -16,8 +16,9 @@ from services.cli.train.status import RunStatus
 
 SETTLE: Seconds = 3.0  # not measured after the last actor connected
 WINDOW: Seconds = 12.0
-LONGEST_WINDOW: Seconds = 60.0  # where updates are rare
-READINGS = 10  # distinct values of env steps that a measurement needs
+LONGEST_WINDOW: Seconds = 60.0  # where updates are rare, and two of them were seen
+READINGS = 10  # distinct values of env steps, one for each update, that a shorter measurement needs
+UPDATES_TIMEOUT: Seconds = 600.0  # for two updates, without which there is no rate
 CONNECT_TIMEOUT: Seconds = 60.0  # for all actors to connect
 MIN_GAIN = 0.03  # smaller gains are noise
 MAX_WITHOUT_GAIN = 2  # numbers in a row without a gain before the search stops
@@ -29,7 +30,6 @@ class ActorSearch:
     """Call `observe` with every new status and give the run `actors` actors, until `done`."""
 
     max_actors: int
-    warmup: EnvSteps = 0  # trained on before the first measurement
     actors: int = 1
     done: bool = False
     rates: dict[int, float] = field(default_factory=dict)  # env steps trained per second by actors; mean of both measurements
@@ -43,16 +43,16 @@ class ActorSearch:
         """Take a status at the time `now` of a monotonic clock into account."""
         if self.done:
             return
-        if self._requested_at is None or status.env_steps <= self.warmup:
-            self._requested_at = now
-            return
-        if self._connected_at is None:
+        # 0 in a warm-up, which is no measure of training: it comes again where a resumed run has an empty replay memory.
+        warming_up = status.training.get("samples_per_insert") == 0
+        if self._requested_at is None or status.env_steps == 0 or warming_up:
+            self._restart_measurement(now)
+        elif self._connected_at is None:
             if status.workers.get("actor", 0) == self.actors:
                 self._connected_at = now
             elif now - self._requested_at > CONNECT_TIMEOUT:
                 self.finish()
-            return
-        if self._interrupted(status):
+        elif self._interrupted(status):
             self._restart_measurement(now)
         elif now - self._connected_at >= SETTLE:
             self._measure(status, now, since=self._connected_at + SETTLE)
@@ -71,10 +71,13 @@ class ActorSearch:
             self._readings.append((now, status.env_steps))
         if now - since < WINDOW or (len(self._readings) < READINGS and now - since < LONGEST_WINDOW):
             return
-        # Env steps increase by a batch at a time: a regression over all readings is more exact than the first and last alone.
-        rate = linear_regression(*zip(*self._readings, strict=True)).slope if len(self._readings) > 1 else 0.0
-        self.rates[self.actors] = rate if self._second is None else (self.rates[self.actors] + rate) / 2
-        self._next_number(now)
+        if len(self._readings) > 1:
+            # Env steps increase by a batch at a time: a regression over all readings is more exact than the first and last alone.
+            rate = linear_regression(*zip(*self._readings, strict=True)).slope
+            self.rates[self.actors] = rate if self._second is None else (self.rates[self.actors] + rate) / 2
+            self._next_number(now)
+        elif now - since >= UPDATES_TIMEOUT:
+            self.finish()
 
     def _next_number(self, now: Seconds) -> None:
         """Choose the next number: upwards while it is a gain, then the candidates for the second measurement, highest first."""
@@ -109,7 +112,8 @@ class ActorSearch:
         """The result for the user, with the measured rates."""
         number = f"{self.actors} actor{'s' if self.actors > 1 else ''}"
         if not self.rates:
-            reason = f"{number} did not connect within {CONNECT_TIMEOUT:.0f} s"
+            missing = f"{number} did not connect within {CONNECT_TIMEOUT:.0f} s"
+            reason = f"fewer than two updates in {UPDATES_TIMEOUT:.0f} s" if self._connected_at is not None else missing
             return f"--actors auto: nothing could be measured ({reason}); the run goes on with {number}"
         tried = ", ".join(f"{tried}: {rate:,.0f}" for tried, rate in self.rates.items())
         return f"--actors auto: {number} from now on (env steps/s trained, by actors tried: {tried})"

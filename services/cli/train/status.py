@@ -119,6 +119,7 @@ class RunStatus(_Value):
     last_evaluation: EvaluationResult | None = None
     target: Target = Target()
     progress: Progress = Progress()
+    training: Mapping[str, float] = Field(default_factory=dict)  # metrics of the newest update of this learner process
     workers: Mapping[str, int] = Field(default_factory=dict)
     ledger: LedgerCounts = LedgerCounts()
     actors_wanted: int = 0

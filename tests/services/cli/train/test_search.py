@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from services.cli.train.search import CONNECT_TIMEOUT, LONGEST_WINDOW, SETTLE, WINDOW, ActorSearch
+from services.cli.train.search import CONNECT_TIMEOUT, LONGEST_WINDOW, SETTLE, ActorSearch
 from services.cli.train.status import RunStatus
 
 pytestmark = pytest.mark.pure
 
 
-def searched(speed, *, max_actors=64, batch=1, warmup=0, arrives=lambda wanted: wanted, seconds=2_000):
+def searched(speed, *, max_actors=64, batch=1, arrives=lambda wanted: wanted, seconds=2_000):
     """Run a search, one observation per second of `speed(actors)` env steps in whole batches; return it and its duration."""
-    search, trained = ActorSearch(max_actors=max_actors, warmup=warmup), 0.0
+    search, trained = ActorSearch(max_actors=max_actors), 0.0
     for second in range(seconds):
         here = arrives(search.actors)
         trained += speed(here)
@@ -67,15 +67,17 @@ def test_what_was_close_is_looked_at_again():
     assert search.actors == 2
 
 
-def test_nothing_is_measured_while_arrivals_and_warm_ups_distort_it():
-    """A warm-up runs many times faster than training."""
-    warm_up = 5_000
-    search, _ = searched(lambda n: 100 * n if n > 1 else 150, warmup=warm_up, max_actors=1)
-    assert search.rates == {1: pytest.approx(150)}
-    quick = ActorSearch(max_actors=1, warmup=warm_up)
-    for second in range(int(SETTLE + WINDOW) + 5):
-        quick.observe(RunStatus(env_steps=warm_up, workers={"actor": 1}), float(second))
-    assert quick.rates == {}
+@pytest.mark.parametrize("resumed_at", [0, 10])  # with the run, or amid the first measurement, between two statuses
+def test_the_refill_of_an_empty_replay_memory_is_not_measured(resumed_at):
+    """Without gradient steps each actor sends 1,500 env steps/s; with them, all together at most 1,000."""
+    search, trained = ActorSearch(max_actors=8), 300_000
+    for second in range(1_000):
+        refills = 0 <= second - resumed_at < 100
+        trained += 1_500 * search.actors if refills else min(400 * search.actors, 1_000)
+        training = {"samples_per_insert": 0.0 if refills else 256.0}
+        search.observe(RunStatus(env_steps=trained, training=training, workers={"actor": search.actors}), float(second))
+    assert (search.done, search.actors) == (True, 3)
+    assert search.rates[1] == pytest.approx(400)
 
 
 def test_a_learner_that_falls_back_to_its_checkpoint_begins_the_window_anew():
@@ -92,6 +94,24 @@ def test_a_window_with_few_updates_is_widened_and_ends():
     search, ended = searched(lambda _: 100, max_actors=1, batch=2000)
     assert search.rates[1] == pytest.approx(100, rel=0.1)
     assert ended <= CONNECT_TIMEOUT + SETTLE + LONGEST_WINDOW + 20
+
+
+@pytest.mark.parametrize("seconds", [40, 120])  # between two updates with one actor
+def test_a_measurement_goes_on_until_two_updates_were_seen(seconds):
+    search, _ = searched(lambda n: 1_000 * n, max_actors=4, batch=1_000 * seconds)
+    assert search.rates == {n: pytest.approx(1_000 * n, rel=0.1) for n in (1, 2, 3, 4)}
+    assert search.actors == 4
+
+
+@pytest.mark.parametrize("known", [{}, {1: 100.0}])
+def test_a_number_with_which_updates_take_too_long_has_no_rate(known):
+    search = ActorSearch(max_actors=8, actors=2, rates=dict(known))
+    for second in range(700):
+        search.observe(RunStatus(env_steps=1 + second // 500, workers={"actor": 2}), float(second))
+    assert (search.done, search.actors, search.rates) == (True, 1 if known else 2, known)
+    if not known:
+        reason = "nothing could be measured (fewer than two updates in 600 s); the run goes on with 2 actors"
+        assert search.result == f"--actors auto: {reason}"
 
 
 def test_an_actor_that_never_comes_ends_the_search_with_what_is_known():
