@@ -50,7 +50,7 @@ ON_THE_WIRE = RecordingRule(
     "namespace:rookery_messages_on_the_wire:share5m",
     promql.on_the_wire(ALL),
     "share of the time from sending a message to its acknowledgement that it is not in the learner's queue; none while "
-    "the window holds the start of another learner process",
+    "the window holds the start of another learner process, or an actor is connected that is not scraped",
 )
 ACTORS_STALE = RecordingRule(
     "namespace:rookery_actor_policy_stale:share5m",
