@@ -168,11 +168,16 @@ def bottleneck(scope: Scope, recorded: Mapping[str, str] = MappingProxyType({}))
 
 
 def learner_capacity(scope: Scope) -> str:
-    """Env steps that the learner trains on per second of work: its rate if it never waited."""
+    """Env steps that the learner trains on per second of work: its rate if it never waited.
+
+    No series while the window holds a warm-up, in which env steps cost no gradient steps.
+    """
     by = "namespace, instance"  # each rank has a capacity of its own
     trained = scope.total(learner.ENV_STEPS_TRAINED, by=by)
     working = scope.total(learner.PHASE_SECONDS, 'phase!="wait"', by=by)
-    return f"sum by (namespace) ({trained} / {working})"
+    drawn = scope.selector(learner.TRAINING_METRIC, 'name="samples_per_insert"')
+    warm_up = scope.of_runs(f"min_over_time({drawn}[{scope.window}]) == 0")
+    return f"sum by (namespace) ({trained} / {working}) unless on (namespace) {warm_up}"
 
 
 def actor_speed(scope: Scope, *, by: str = "namespace, instance") -> str:

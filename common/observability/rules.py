@@ -33,7 +33,8 @@ ENV_FRAMES = RecordingRule(
 LEARNER_CAPACITY = RecordingRule(
     "namespace:rookery_learner_capacity_env_steps:rate5m",
     promql.learner_capacity(ALL),
-    "learner capacity: env steps per second that the learner would train on if it never waited",
+    "learner capacity: env steps per second that the learner would train on if it never waited; none while the window holds the "
+    "warm-up of a replay memory, in which env steps cost no gradient steps",
 )
 ACTORS_WANTED = RecordingRule(
     "namespace:rookery_actors_wanted:rate5m",

@@ -121,7 +121,8 @@ PROCESSES = Row(
     [
         Panel(
             "Actors connected and wanted",
-            "Connected; and as many of these as would keep the learner busy, by the rates per second of work.",
+            "Connected; and as many of these as would keep the learner busy, by the rates per second of work. "
+            "Unknown in the warm-up of a replay memory.",
             {"connected": ACTORS, "wanted": promql.actors_wanted(SHOWN)},
         ),
         Panel("Targets up", "Services that answer Prometheus.", {"{{job}}": f"sum by (namespace, job) ({SHOWN.series('up')})"}),
