@@ -2,9 +2,10 @@
 
 A side that works all the time holds up the other, which waits. Two shares decide: of the learner's time that it waits for
 experience, and of the actors' time that they wait for credit. Where both wait, a third decides: of the time from sending a
-message to its acknowledgement that it spends on the wire, and not in the learner's queue. A busy side that waits
-for a core for a large share of its time lacks CPU, whatever it computes. A learner that waits while new policies reach few
-actors is held up by the network: it drops old experience. `docs/metrics.md` explains the rule.
+message to its acknowledgement that it spends on the wire, and not in the learner's queue. That share is known only where all
+connected actors are measured. A busy side that waits for a core for a large share of its time lacks CPU, whatever it computes.
+A learner that waits while new policies reach few actors is held up by the network: it drops old experience. `docs/metrics.md`
+explains the rule.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Kind(StrEnum):
     ACTOR = "actor-bound"
     NETWORK = "network-bound"
     CREDIT = "credit-bound"
+    CREDIT_OR_NETWORK = "credit- or network-bound"
     CPU = "cpu-starved"
     BALANCED = "balanced"
     UNKNOWN = "unknown"
@@ -83,6 +85,7 @@ def find_bottleneck(
     learner: Mapping[str, float],
     actors: Mapping[str, float],
     wire: float = 0.0,
+    unmeasured: str = "",
     stale: float = 0.0,
     learner_cpu_lost: float = math.nan,
     actors_cpu_lost: float = math.nan,
@@ -93,9 +96,9 @@ def find_bottleneck(
 
     Any unit will do (seconds of a window, shares): each side is taken relative to its own sum. `actors` may be empty
     where they could not be read; then the learner alone decides. `wire` is the share of their time under way that
-    messages are on the wire, and `stale` the share of the actors that new policies do not reach; each is 0 also where it is
-    unknown. `learner_cpu_lost` and `actors_cpu_lost` are the shares of their time in which they wait for a core; NaN where
-    they are unknown. The quotas decide only what is said of a core that lacks.
+    messages are on the wire, unless `unmeasured` is the reason why it is unknown. `stale` is the share of the actors that new
+    policies do not reach, 0 also where it is unknown. `learner_cpu_lost` and `actors_cpu_lost` are the shares of their time in
+    which they wait for a core; NaN where they are unknown. The quotas decide only what is said of a core that lacks.
     """
     learner, actors = shares(learner), shares(actors)
     if not learner:
@@ -123,11 +126,13 @@ def find_bottleneck(
         return _verdict(Kind.CPU, actors_cpu_lost, f"{wait}{f', {for_experience}' if learner_waits else ''}; {advice}")
     if learner_waits >= WAITING and actors_wait >= WAITING:
         both, share = f"{for_experience} while {for_credit}", min(learner_waits, actors_wait)
-        if wire < ON_THE_WIRE:
-            return _verdict(Kind.CREDIT, share, f"{both}; {_CREDIT_ADVICE}")
-        return _verdict(
-            Kind.NETWORK, share, f"{both}; messages spend {percent(wire)} of their way on the wire; {_NETWORK_ADVICE}"
-        )
+        if unmeasured:
+            unknown = "the share of their way that messages spend on the wire is unknown"
+            return _verdict(Kind.CREDIT_OR_NETWORK, share, f"{both}; {unmeasured}; {unknown}")
+        if wire >= ON_THE_WIRE:
+            way = f"messages spend {percent(wire)} of their way on the wire"
+            return _verdict(Kind.NETWORK, share, f"{both}; {way}; {_NETWORK_ADVICE}")
+        return _verdict(Kind.CREDIT, share, f"{both}; {_CREDIT_ADVICE}")
     if learner_waits >= WAITING:
         share, where, advice = _busiest(actors, _ACTOR)
         what = f"; actors spend {percent(share)} {where}" if share else ""

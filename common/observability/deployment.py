@@ -209,12 +209,17 @@ class Deployment:
         return sum(actor.grew(worker.ACTOR_UNACKNOWLEDGED_SECONDS) for actor in self.actors)
 
     @property
+    def unmeasured(self) -> str:
+        """Return which part of the connected actors, or of the ranks, was measured; "" where all were."""
+        measured, connected = len(self.actors), self.learner.now(learner.WORKERS_CONNECTED, ACTOR)
+        return f"{measured} of {connected:.0f} connected actors are measured" if measured < connected else self.missing_ranks
+
+    @property
     def wire(self) -> float:
-        """Return the share of that time outside the queue of the learner; 0 where not all actors and ranks were measured."""
-        found, seconds = self.known_learner, self.unacknowledged_seconds
-        connected = sum(rank.now(learner.WORKERS_CONNECTED, ACTOR) for rank in self.ranks)
-        if not (found and seconds and len(self.actors) >= connected) or self.missing_ranks:
-            return 0.0
+        """Return the share of that time outside the queue of the learner, which holds messages of all actors; NaN if unknown."""
+        seconds = self.unacknowledged_seconds
+        if self.unmeasured or not seconds:
+            return math.nan
         return min(1.0, max(0.0, 1.0 - sum(rank.grew(learner.QUEUE_SECONDS) for rank in self.ranks) / seconds))
 
     @property
@@ -277,6 +282,7 @@ class Deployment:
             learner=found.phases,
             actors=self.actor_phases,
             wire=self.wire,
+            unmeasured=self.unmeasured,
             stale=len(self.stale_actors) / len(self.actors) if self.actors else 0.0,
             learner_cpu_lost=self.learner_cpu_lost,
             actors_cpu_lost=self.actors_cpu_lost,

@@ -22,7 +22,7 @@ from common.observability.metrics import Metric
 ORDINARY_DROPS = (DropReason.DUPLICATE, DropReason.ROLLED_BACK, DropReason.UNFINISHED, DropReason.RUN_ENDED)
 """Drops of a healthy run: duplicates, the cost of a resume, and rollouts cut short by the end of an actor or a run."""
 
-BOTTLENECKS = (Kind.BALANCED, Kind.LEARNER, Kind.ACTOR, Kind.CREDIT, Kind.NETWORK, Kind.CPU)
+BOTTLENECKS = (Kind.BALANCED, Kind.LEARNER, Kind.ACTOR, Kind.CREDIT, Kind.NETWORK, Kind.CPU, Kind.CREDIT_OR_NETWORK)
 """Meaning of the values of `bottleneck`."""
 
 
@@ -86,9 +86,14 @@ def _share(scope: Scope, metric: Metric[Any], matchers: str, *, by: str = "names
 
 
 def on_the_wire(scope: Scope) -> str:
-    """Share of the time from sending a message to its acknowledgement that it is not in the queue of the learner."""
-    queued = scope.total(learner.QUEUE_SECONDS)
-    return f"1 - {queued} / {scope.total(worker.ACTOR_UNACKNOWLEDGED_SECONDS)} {unless_restarted(scope)}"
+    """Share of the time from sending a message to its acknowledgement that it is not in the queue of the learner.
+
+    No series while actors are connected that are not scraped: the queue holds their messages too.
+    """
+    queued, under_way = scope.total(learner.QUEUE_SECONDS), scope.total(worker.ACTOR_UNACKNOWLEDGED_SECONDS)
+    connected, scraped = scope.series(learner.WORKERS_CONNECTED, 'role="actor"'), scope.rate(worker.ACTOR_UNACKNOWLEDGED_SECONDS)
+    some_lack = f"sum by (namespace) ({connected}) > count by (namespace) ({scraped})"
+    return f"1 - {queued} / {under_way} unless on (namespace) {some_lack} {unless_restarted(scope)}"
 
 
 def unless_restarted(scope: Scope) -> str:
@@ -147,6 +152,7 @@ def bottleneck(scope: Scope, recorded: Mapping[str, str] = MappingProxyType({}))
     learner, actors = (f"(({share}) >= 0)" for share in (learner_share, actors_share))  # NaN, of 0 / 0 seconds, is left out
     both = f"{learner} >= {waiting} and on (namespace) {actors} >= {waiting}"
     network = f"0 * ({both} and on (namespace) ({wire}) >= {ON_THE_WIRE:g}) + {BOTTLENECKS.index(Kind.NETWORK)}"
+    unknown = f"0 * ({both} unless on (namespace) ({wire})) + {BOTTLENECKS.index(Kind.CREDIT_OR_NETWORK)}"
     held = f"({actors} >= bool {waiting} or on (namespace) {learner} < bool {waiting})"
     short = " or on (namespace) ".join(
         f"{side} < {waiting} and on (namespace) ({lost}) > {CPU_LOST:g}"
@@ -156,16 +162,22 @@ def bottleneck(scope: Scope, recorded: Mapping[str, str] = MappingProxyType({}))
     cut_off = f"{learner} >= {waiting} and on (namespace) ({stale}) >= {STALE:g}"
     no_policies = f"0 * ({cut_off}) + {BOTTLENECKS.index(Kind.NETWORK)}"
     by_waits = f"2 * ({learner} >= bool {waiting}) + on (namespace) {held}"
-    kind = f"({no_policies} or on (namespace) {cpu_starved} or on (namespace) {network} or on (namespace) {by_waits})"
+    by_wire = f"{network} or on (namespace) {unknown}"
+    kind = f"({no_policies} or on (namespace) {cpu_starved} or on (namespace) {by_wire} or on (namespace) {by_waits})"
     return f"{kind} {unless_restarted(scope)}"
 
 
 def learner_capacity(scope: Scope) -> str:
-    """Env steps that the learner trains on per second of work: its rate if it never waited."""
+    """Env steps that the learner trains on per second of work: its rate if it never waited.
+
+    No series while the window holds a warm-up, in which env steps cost no gradient steps.
+    """
     by = "namespace, instance"  # each rank has a capacity of its own
     trained = scope.total(learner.ENV_STEPS_TRAINED, by=by)
     working = scope.total(learner.PHASE_SECONDS, 'phase!="wait"', by=by)
-    return f"sum by (namespace) ({trained} / {working})"
+    drawn = scope.selector(learner.TRAINING_METRIC, 'name="samples_per_insert"')
+    warm_up = scope.of_runs(f"min_over_time({drawn}[{scope.window}]) == 0")
+    return f"sum by (namespace) ({trained} / {working}) unless on (namespace) {warm_up}"
 
 
 def actor_speed(scope: Scope, *, by: str = "namespace, instance") -> str:

@@ -33,7 +33,8 @@ ENV_FRAMES = RecordingRule(
 LEARNER_CAPACITY = RecordingRule(
     "namespace:rookery_learner_capacity_env_steps:rate5m",
     promql.learner_capacity(ALL),
-    "learner capacity: env steps per second that the learner would train on if it never waited",
+    "learner capacity: env steps per second that the learner would train on if it never waited; none while the window holds the "
+    "warm-up of a replay memory, in which env steps cost no gradient steps",
 )
 ACTORS_WANTED = RecordingRule(
     "namespace:rookery_actors_wanted:rate5m",
@@ -50,7 +51,7 @@ ON_THE_WIRE = RecordingRule(
     "namespace:rookery_messages_on_the_wire:share5m",
     promql.on_the_wire(ALL),
     "share of the time from sending a message to its acknowledgement that it is not in the learner's queue; none while "
-    "the window holds the start of another learner process",
+    "the window holds the start of another learner process, or an actor is connected that is not scraped",
 )
 ACTORS_STALE = RecordingRule(
     "namespace:rookery_actor_policy_stale:share5m",

@@ -124,6 +124,12 @@ def test_a_learner_that_stalls_keeps_its_actors():
             {"trained": 1000, "wait": 0.5, "actors": [(500, 0.0), (500, 0.0)], "refused": 2},
             {"capacity": 4.0, "waiting": 3},
         ),
+        # A replay memory fills: env steps cost no gradient steps.
+        ({"trained": 900, "wait": 0.9, "actors": [(450, 0.0), (450, 0.0)], "samples_per_insert": 0}, {"waiting": 3}),
+        (
+            {"trained": 900, "wait": 0.1, "actors": [(450, 0.0), (450, 0.0)], "samples_per_insert": 1},
+            {"capacity": 1000 / 450, "waiting": 0},
+        ),
     ],
 )
 def test_the_queries_say_what_the_simulation_takes_them_for(tmp_path, rates, wanted):
@@ -145,13 +151,16 @@ def test_the_queries_say_what_the_simulation_takes_them_for(tmp_path, rates, wan
     for number in range(rates.get("refused", 0)):
         actor = f'namespace="rookery", instance="refused-{number}"'
         series.append(_counter(f"rookery_actor_env_steps_total{{{actor}}}", 0))
+    if "samples_per_insert" in rates:
+        scalar = f'rookery_learner_training_metric{{{learner}, name="samples_per_insert"}}'
+        series.append({"series": scalar, "values": f"{rates['samples_per_insert']}x20"})
     expected = [
         {
-            "expr": f"abs(({QUERIES[name]}) - {value}) < bool 1e-6",
+            "expr": f"abs(({query}) - {wanted.get(name, 0)}) < bool 1e-6",
             "eval_time": "5m",
-            "exp_samples": [{"labels": "{}", "value": 1}],
+            "exp_samples": [{"labels": "{}", "value": 1}] if name in wanted else [],
         }
-        for name, value in wanted.items()
+        for name, query in QUERIES.items()
     ]
     text = {
         "rule_files": [],
@@ -163,7 +172,8 @@ def test_the_queries_say_what_the_simulation_takes_them_for(tmp_path, rates, wan
     ran = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     numbers = {"actors": rates["actors"], "learner": (rates["trained"], rates["wait"]), "connected": len(rates["actors"])}
-    assert {"capacity": capacity(numbers), "waiting": waiting(numbers)} == pytest.approx(wanted)
+    simulation = {"capacity": capacity, "waiting": waiting}
+    assert {name: simulation[name](numbers) for name in wanted} == pytest.approx(wanted)
 
 
 def _counter(series, per_second):

@@ -20,7 +20,7 @@ TIME = Row(
         ),
         Panel(
             "Env steps per second",
-            "Trained on, and the learner capacity: its rate if it never waited.",
+            "Trained on, and the learner capacity: its rate if it never waited, which is unknown in a warm-up.",
             {"trained on": SHOWN.total(learner.ENV_STEPS_TRAINED), "capacity": promql.learner_capacity(SHOWN)},
         ),
         share(

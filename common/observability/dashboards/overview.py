@@ -29,9 +29,9 @@ AT_A_GLANCE = Row(
         stat(
             "Bottleneck",
             "learner-bound: actors wait for credit. actor-bound: the learner waits for experience. "
-            "network-bound, credit-bound: both wait, for the network or for one another; network-bound also where "
-            "new policies do not reach the actors. balanced: neither waits. "
-            "cpu-starved: a busy side waits for a core.",
+            "network-bound, credit-bound: both wait, for the network or for one another; which of the two is unknown while an "
+            "actor is connected that is not scraped. network-bound also where new policies do not reach the actors. "
+            "balanced: neither waits. cpu-starved: a busy side waits for a core.",
             {"bottleneck": promql.bottleneck(SHOWN)},
             unit="none",
             meanings=promql.BOTTLENECKS,
@@ -121,7 +121,8 @@ PROCESSES = Row(
     [
         Panel(
             "Actors connected and wanted",
-            "Connected; and as many of these as would keep the learner busy, by the rates per second of work.",
+            "Connected; and as many of these as would keep the learner busy, by the rates per second of work. "
+            "Unknown in the warm-up of a replay memory.",
             {"connected": ACTORS, "wanted": promql.actors_wanted(SHOWN)},
         ),
         Panel("Targets up", "Services that answer Prometheus.", {"{{job}}": f"sum by (namespace, job) ({SHOWN.series('up')})"}),

@@ -32,7 +32,8 @@ TRAFFIC = Row(
     ],
 )
 
-SENT = SHOWN.total(worker.ACTOR_MESSAGES_SENT, 'kind=~"trajectory|gradient"')
+KINDS = 'kind=~"trajectory|gradient"'
+SENT, RECEIVED = SHOWN.total(worker.ACTOR_MESSAGES_SENT, KINDS), SHOWN.total(learner.MESSAGES_RECEIVED, KINDS)
 UNDER_WAY = SHOWN.total(worker.ACTOR_UNACKNOWLEDGED_SECONDS)
 QUEUED = SHOWN.total(learner.QUEUE_SECONDS)
 DELAY = Row(
@@ -41,12 +42,13 @@ DELAY = Row(
         Panel(
             "Time to acknowledgement",
             "Mean time from sending a message to its acknowledgement, and its time in the learner's queue.",
-            {"in total": f"{UNDER_WAY} / {SENT}", "in the queue": f"{QUEUED} / {SENT}"},
+            {"in total": f"{UNDER_WAY} / {SENT}", "in the queue": f"{QUEUED} / {RECEIVED}"},
             unit="s",
         ),
         Panel(
             "On the wire",
-            "Share of that time outside the queue. Above the line, if both sides wait, the run is network-bound.",
+            "Share of that time outside the queue. Above the line, if both sides wait, the run is network-bound. "
+            "No data while an actor is connected that is not scraped.",
             {"on the wire": promql.on_the_wire(SHOWN)},
             unit="percentunit",
             limit=ON_THE_WIRE,

@@ -100,7 +100,7 @@ def gain(run: Deployment, verdict: Verdict) -> str:
             return f"{_at_most(held)}, the most that these actors could make; without that phase {_at_most(verdict.share)}"
         case Kind.CPU:
             return f"{_at_most(verdict.share)}, if a core were always free"
-        case Kind.NETWORK | Kind.CREDIT if held >= WAITING:
+        case Kind.NETWORK | Kind.CREDIT | Kind.CREDIT_OR_NETWORK if held >= WAITING:
             return f"{_at_most(min(waits, held))}, until the side that waits less is busy{_round_trip(run)}"
         case _:
             return ""
@@ -112,7 +112,7 @@ def _at_most(idle: float) -> str:
 
 def _more_actors(run: Deployment, waits: float) -> str:
     count = len(run.actors)
-    if not count or waits > BELIEVED:
+    if not count or run.unmeasured or waits > BELIEVED:
         return ""
     more = math.ceil(count * waits / (1.0 - waits))
     rate = sum(actor.rate(ACTOR_ENV_STEPS) for actor in run.actors) / count
@@ -126,8 +126,8 @@ def _round_trip(run: Deployment) -> str:
         return ""
     seconds = run.unacknowledged_seconds / messages
     bytes_ = run.learner.rate(metrics.MESSAGE_BYTES_RECEIVED) + run.learner.rate(metrics.MESSAGE_BYTES_SENT)
-    way = f"a message is under way for {seconds:.2g} s, {percent(run.wire)} of that on the wire"
-    return f"; {way}, which carries {bytes_ / 1e6:.2g} MB/s"
+    on_the_wire = "" if math.isnan(run.wire) else f", {percent(run.wire)} of that on the wire"
+    return f"; a message is under way for {seconds:.2g} s{on_the_wire}; the wire carries {bytes_ / 1e6:.2g} MB/s"
 
 
 # --- the report ---

@@ -120,7 +120,7 @@ def head(run: Deployment) -> Iterator[str]:
     scores = f"mean100 {number(mean, target)}{remark}" + ("" if target is None else f", target {number(target, mean)}")
     counts = f"{scores}   {steps:,.0f}" + ("" if math.isnan(planned) else f" of {planned:,.0f}") + " env steps"
     frames, actors = learner.rate(metrics.ENV_FRAMES_TRAINED), learner.now(metrics.WORKERS_CONNECTED, ACTOR)
-    pace = "-" if any(rank.restarted for rank in run.ranks) else f"{frames:,.0f}"
+    pace = f"{frames:,.0f}" if all(rank.measured and not rank.restarted for rank in run.ranks) else "-"
     yield f"{counts}   {pace} frames/s   connected actors {actors:.0f}"
     if run.missing_ranks:
         yield run.missing_ranks

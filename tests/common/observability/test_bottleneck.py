@@ -52,6 +52,15 @@ def test_both_waiting_for_messages_on_the_wire_is_a_matter_of_the_network():
     assert find_bottleneck(learner=WAITING_LEARNER, actors=HELD_ACTORS, wire=ON_THE_WIRE - 0.01).kind is Kind.CREDIT
 
 
+def test_where_both_wait_and_the_wire_is_unknown_the_verdict_says_why():
+    verdict = find_bottleneck(learner=WAITING_LEARNER, actors=HELD_ACTORS, unmeasured="1 of 2 connected actors are measured")
+    assert (verdict.kind, verdict.share) == (Kind.CREDIT_OR_NETWORK, 0.38)
+    assert verdict.sentence == (
+        "credit- or network-bound: the learner waits 38 % for experience while actors wait 41 % for credit; "
+        "1 of 2 connected actors are measured; the share of their way that messages spend on the wire is unknown"
+    )
+
+
 @pytest.mark.parametrize(("learner", "actors"), [(BUSY_LEARNER, HELD_ACTORS), (WAITING_LEARNER, BUSY_ACTORS)])
 def test_a_slow_line_that_holds_up_only_one_side_is_not_the_bottleneck(learner, actors):
     """Messages may take their time where the other side is busy all along."""

@@ -134,8 +134,16 @@ def test_what_is_not_in_the_queue_is_on_the_wire():
 
 def test_while_some_actors_are_unknown_so_is_the_wire():
     """The queue holds messages of the third actor too, which was not scraped: no share can be computed."""
-    assert waiting(queued=2.0, under_way=10.0, connected=3).wire == 0.0
-    assert waiting(queued=2.0, under_way=0.0).wire == 0.0
+    some = waiting(queued=2.0, under_way=10.0, connected=3)
+    assert math.isnan(some.wire)
+    assert some.bottleneck.kind is Kind.CREDIT_OR_NETWORK
+    assert "2 of 3 connected actors are measured" in some.bottleneck.sentence
+
+
+def test_without_a_message_under_way_no_share_of_it_is_on_the_wire():
+    still = waiting(queued=2.0, under_way=0.0)
+    assert math.isnan(still.wire)
+    assert still.bottleneck.kind is Kind.CREDIT
 
 
 def stepping(learner, *actors):
@@ -233,7 +241,7 @@ def test_the_wire_is_not_known_where_a_rank_does_not_answer():
     before, after = scrape(100.0, 0.0), scrape(110.0, 10.0)
     assert compare(before, after).wire == 0.0
     del before["learner-1"], after["learner-1"]
-    assert compare(before, after).wire == 0.0
+    assert math.isnan(compare(before, after).wire)
 
 
 def computing(*, learner=None, actor=None, process=0.0, all_reduce=0.0):

@@ -56,17 +56,19 @@ def test_prometheus_finds_the_bottleneck_that_the_live_view_finds(tmp_path):
     policies = itertools.product((0.1, 0.15), (0.0, 0.5, None), (0.5,), (1.0,), (0.25, 1.0), (0.4, 0.5))
     cases = [case(*shares) for shares in {*waits, *cores}] + [case(*shares, stale=stale) for *shares, stale in policies]
     cases.append(case(0.0, 0.0, 0.4, 0.25, 1.0, all_reduce=0.75))
+    cases += [case(waits, held, 0.5, 1.0, 1.0, connected=2) for waits in SHARES for held in SHARES]
     document = {"rule_files": [str(COMMITTED / "rules.yml")], "evaluation_interval": "1m", "tests": cases}
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(document))
     code, said = promtool("test", "rules", "grid.yaml", folder=tmp_path)
     assert code == 0, said
 
 
-def case(waits, held, wire, learner_gets, actors_get, *, stale=0.0, all_reduce=0.0):
+def case(waits, held, wire, learner_gets, actors_get, *, stale=0.0, all_reduce=0.0, connected=1):
     """One run: its learner waits, its actors are held up, its messages are on the wire for these shares of each minute.
 
     Of the rest of the minute, in which they compute, learner and actors get these shares of a core. New policies do not reach the
-    share `stale` of the actors. For the share `all_reduce` the learner waits for its other ranks.
+    share `stale` of the actors. For the share `all_reduce` the learner waits for its other ranks. Of `connected` actors one is
+    scraped.
     """
     given = {f'rookery_learner_phase_seconds_total{{phase="{name}"}}': share for name, share in pair("wait", waits).items()}
     given |= {"rookery_learner_computing_cpu_seconds_total": learner_gets * (1 - waits)}
@@ -83,10 +85,12 @@ def case(waits, held, wire, learner_gets, actors_get, *, stale=0.0, all_reduce=0
     if held is not None:
         lost["actors_cpu_lost"] = (1 - actors_get) * (1 - held)
     stale = 0.0 if held is None else stale
-    kind = find_bottleneck(learner={"wait": waits, "train": 1 - waits}, actors=actors, wire=wire, stale=stale, **lost).kind
+    lost |= {"wire": wire, "unmeasured": "1 of 2" if connected > 1 else ""}
+    kind = find_bottleneck(learner={"wait": waits, "train": 1 - waits}, actors=actors, stale=stale, **lost).kind
     series = [{"series": name, "values": f"0+{60 * share:g}x10"} for name, share in given.items()]
+    series.append({"series": 'rookery_learner_workers_connected{role="actor"}', "values": f"{connected}x10"})
     return {
-        "name": f"learner {waits}, actors {held}, wire {wire}, cores {learner_gets}, {actors_get}, stale {stale}: {kind}",
+        "name": f"learner {waits}, actors {held}, {connected}, wire {wire}, cores {learner_gets}, {actors_get}, {stale}: {kind}",
         "interval": "1m",
         "input_series": series if held is None else series + versions(stale),
         "promql_expr_test": [

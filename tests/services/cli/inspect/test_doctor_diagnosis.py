@@ -109,6 +109,7 @@ def test_the_finding_of_a_waiting_learner_has_the_number_of_actors_to_add():
         "5 more actors like the 3 here (140 env steps/s each) would feed it"
     )
     assert "the learner waits 60 %" in faults(diagnosis)["LearnerWaiting"]
+    assert examined(WAITING, BUSY_ACTOR).gain == "at most 2.5 times as fast, the most that the learner could train on"
 
 
 def test_ranks_are_diagnosed_as_one_learner():
@@ -155,12 +156,16 @@ def test_a_learner_that_only_waits_is_promised_no_figure():
 def test_a_slow_network_is_found_by_the_messages_under_way():
     """Both sides wait, and of thirty message-seconds the queue had three."""
     waits = {"phase_seconds_total{credit_wait}": (0, 8.0), "phase_seconds_total{env}": (0, 0.0)}
-    diagnosis = examined(WAITING | {"queue_seconds_total": (0, 3.0)}, waits, waits, waits)
+    learner = WAITING | {"queue_seconds_total": (0, 3.0)}
+    diagnosis = examined(learner, waits, waits, waits)
     assert diagnosis.verdict.kind is Kind.NETWORK
     assert diagnosis.gain == (
         "at most 2.5 times as fast, until the side that waits less is busy; "
-        "a message is under way for 1.4 s, 90 % of that on the wire, which carries 5 MB/s"
+        "a message is under way for 1.4 s, 90 % of that on the wire; the wire carries 5 MB/s"
     )
+    diagnosis = examined(learner, waits)  # of three: the queue had messages of all
+    assert diagnosis.verdict.kind is Kind.CREDIT_OR_NETWORK
+    assert diagnosis.gain.endswith("; a message is under way for 1.4 s; the wire carries 5 MB/s")
 
 
 def test_a_learner_with_an_eighth_of_a_core_is_promised_what_a_core_would_bring():

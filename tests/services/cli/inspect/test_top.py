@@ -145,6 +145,12 @@ def test_a_learner_that_was_resumed_in_between_has_no_rates_of_its_run():
     )
 
 
+def test_a_learner_that_did_not_answer_before_has_no_rate_in_the_head():
+    """In the ten seconds after a restart it trains, and one sample is of no time."""
+    run = compare({"learner": sample("learner", 0.0, unreachable="connection refused")}, {"learner": AFTER["learner"]})
+    assert "   - frames/s   " in next(iter(head(run)))
+
+
 @pytest.mark.parametrize(
     ("width", "columns"),
     [
