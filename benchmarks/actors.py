@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from benchmarks.part_costs import warm_up
 from benchmarks.pipeline import ENDLESS, running
 from common.config.load import load_settings
 from common.errors import ResourceError
@@ -53,7 +54,7 @@ def rate_with(preset: str, actors: int, overrides: Sequence[str], *, seconds: Se
     words = (*overrides, f"actor.count={actors}")
     settings = load_settings(preset=preset, overrides=words, environ={}).settings
     with running(preset, words) as run:
-        run.wait_until_trained(getattr(settings.algorithm, "warmup", 0) + 8 * settings.scale.batch_env_steps)
+        run.wait_until_trained(warm_up(settings) + 8 * settings.scale.batch_env_steps)
         return run.watch(seconds).trained_per_second
 
 

@@ -78,9 +78,10 @@ class Services:
         for name in self._running:
             self.kill(name)
 
-    def exit_code(self, name: str) -> int | None:
-        """Return the exit code; None while the process runs."""
-        return self._running[name].poll()
+    @property
+    def exit_code(self) -> int | None:
+        """Return the exit code of the learner; None while it runs."""
+        return self._running["learner"].poll()
 
     def status(self) -> dict[str, Any]:
         """Return the learner's status; empty while it does not answer."""
@@ -128,7 +129,7 @@ def run_killed(group: Services, kills: int, *, seed: int) -> Counter[str]:
     chance, killed, updates = random.Random(seed), Counter[str](), -1  # noqa: S311 - to be repeated
 
     def trains() -> bool:
-        if group.exit_code("learner") == 0:
+        if group.exit_code == 0:
             return True
         found = group.status()
         return found.get("phase") == "training" and found["learner_updates"] > updates
@@ -143,11 +144,11 @@ def run_killed(group: Services, kills: int, *, seed: int) -> Counter[str]:
         else:
             time.sleep(chance.uniform(0.0, LONGEST_PAUSE))
         updates = group.status().get("learner_updates", updates) if name != "learner" else -1
-        if group.exit_code("learner") == 0:
+        if group.exit_code == 0:
             return killed
         group.kill(name)
         killed[kind] += 1
         group.start(name)
-    if not until(lambda: group.exit_code("learner") is not None) or group.exit_code("learner"):
-        raise RuntimeError(f"the learner did not end well: exit code {group.exit_code('learner')}; see {group.run_dir}-*.log")
+    if not until(lambda: group.exit_code is not None) or group.exit_code:
+        raise RuntimeError(f"the learner did not end well: exit code {group.exit_code}; see {group.run_dir}-*.log")
     return killed

@@ -31,15 +31,15 @@ ENV = EnvSpec(
 LENGTH, NUM_ENVS, ACTORS = 16, 16, 2
 MESSAGES_PER_EPISODE = 47  # 750 env steps
 IN_A_ROW = 4
+N_STEP = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Return the filled memory."""
+    """Sizes of the memory and of a minibatch."""
 
     capacity: int  # env steps
     batch: int
-    n_step: int = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +59,7 @@ class Result:
 def benchmark(load: Load, *, repeats: int) -> Result:
     """Fill the memory once over, then measure in turns."""
     streams = ACTORS * NUM_ENVS
-    replay = Replay(
-        env=ENV,
-        capacity=load.capacity,
-        n_step=load.n_step,
-        gamma=0.99,
-        streams=streams,
-    )
+    replay = Replay(env=ENV, capacity=load.capacity, n_step=N_STEP, gamma=0.99, streams=streams)
     rng = np.random.default_rng(0)
     insert = _fill(replay, rng)
     times = _measure(replay, load.batch, rng, repeats=repeats)
@@ -150,7 +144,7 @@ def report(load: Load, result: Result) -> str:
         "copy, the same again": result.copy_again,
     }
     lines = [
-        f"{result.transitions:,} transitions in {result.memory_bytes / 1e9:.2f} GB, 84x84 in stacks of 4, n = {load.n_step}",
+        f"{result.transitions:,} transitions in {result.memory_bytes / 1e9:.2f} GB, 84x84 in stacks of 4, n = {N_STEP}",
         line(f"sample of {load.batch}", result.sample),
         *(line(name, seconds) for name, seconds in copies.items()),
         f"  sampling / copying         {', '.join(f'{seconds / result.sample:.0%}' for seconds in copies.values())}",

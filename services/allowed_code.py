@@ -14,7 +14,7 @@ from common.config.run_config import EnvRunConfig, RunConfig
 from common.config.schema import Settings
 from common.config.sections import ConnectedSettings
 from common.errors import ConfigError
-from common.protocol.messages import ENV_WORKER
+from common.protocol.messages import ENV_WORKER, server_of
 
 
 def read_run(config: str, *, role: str, settings: Settings) -> RunConfig | EnvRunConfig:
@@ -38,10 +38,9 @@ def read_run(config: str, *, role: str, settings: Settings) -> RunConfig | EnvRu
 
 
 def _refusal(reference: CodeReference, role: str, own: ConnectedSettings) -> ConfigError:
-    key = "policy_server" if role == ENV_WORKER else "learner"
-    server = key.replace("_", " ")
+    server, worker = server_of(role), role.replace("_", " ")
     return ConfigError(
-        f"the {server} at {getattr(own, key)} names code that the owner of this {role.replace('_', ' ')} did not allow",
+        f"the {server} at {getattr(own, server.replace(' ', '_'))} names code that the owner of this {worker} did not allow",
         found=f"{reference.setting} {reference.value!r:.200} (module {reference.module!r:.200})",
         wanted=f"a module of {role}.allow_code ({', '.join(own.allow_code) or 'none'}), or a value of this {role}'s own settings",
         fix=f"if you trust that {server}, start with {extensions.allow_option(reference.module)}",

@@ -36,7 +36,7 @@ from common.observability import logs
 from common.observability.health import Health
 from common.observability.http import HttpServer
 from common.observability.metrics import Exporter, Metric, run_labels
-from common.protocol.messages import ENV_WORKER, Welcome
+from common.protocol.messages import ENV_WORKER, Welcome, server_of
 from common.protocol.worker_side import Identity, WorkerSide
 from common.runtime import process
 from common.runtime.lifecycle import BUILD_SECONDS, Shutdown, on_signals
@@ -123,7 +123,7 @@ class Service:
     @property
     def server(self) -> str:
         """Return the process that it connects to, in messages."""
-        return "policy server" if self.role == ENV_WORKER else "learner"
+        return server_of(self.role)
 
     @property
     def server_key(self) -> str:

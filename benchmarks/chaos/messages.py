@@ -32,18 +32,17 @@ _FREE = 3  # rows of an array whose length the sender chooses
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The facts of the run that a flooder uses: the fields of its own Welcome, and the names of honest workers."""
+    """The facts of the run that a flooder takes from its own Welcome."""
 
     run: str = ""
     schema: tuple[ArraySpec, ...] = ()
-    names: tuple[str, ...] = ("actor-0", "actor-1", "evaluator")
 
 
 def hello(chance: random.Random, target: Target) -> Frames:
     """Return a Hello that uses a connected worker's name with a huge incarnation, in either role."""
     message = Hello(
         role=chance.choice(("actor", "evaluator")),
-        worker=chance.choice(target.names),
+        worker=chance.choice(("actor-0", "actor-1", "evaluator")),
         incarnation=chance.choice((INTEGER_MAX, INTEGER_MAX - 1, 2**62)),
         software="flooder",
         env_signature="",

@@ -53,7 +53,6 @@ class Load:
     actors: int
     length: int  # T
     num_envs: int  # B of each actor
-    credits: int = 2
 
     @property
     def schema(self) -> tuple[ArraySpec, ...]:
@@ -69,7 +68,7 @@ class Load:
             run_config="{}",
             env_signature=ENV.signature,
             schema=self.schema,
-            credits=self.credits,
+            credits=2,
             rollout_env_steps=self.length * self.num_envs,
             batch=1,
             max_actors=self.actors,

@@ -16,7 +16,7 @@ import numpy as np
 from common.errors import DropReason, InternalError, ProtocolError
 from common.protocol import events as e
 from common.protocol.content import check_numbers, check_schema
-from common.protocol.env_slots import EnvSessionConfig, EnvSlots, Slot, SlotState
+from common.protocol.env_slots import HEARTBEAT_SECONDS, EnvSessionConfig, EnvSlots, Slot, SlotState
 from common.protocol.events import RefusalCode, Route, sentence
 from common.protocol.greeting import refusal
 from common.protocol.limits import OBSERVATION_MAX, REWARD_MAX
@@ -146,7 +146,7 @@ class EnvSide:
         begins = slot.state is SlotState.RESETTING and slot.heard_at > slot.reset_at  # an env worker sends nothing in a reset
         if (silent := now - slot.heard_at) > (self.config.reset_seconds if begins else self.config.silence_seconds):
             return self._lose(slot, f"no message for {silent:.1f} s")
-        if now - slot.sent_at < self.config.heartbeat_seconds:
+        if now - slot.sent_at < HEARTBEAT_SECONDS:
             return []
         if slot.state is SlotState.RESETTING and slot.act is not None:  # the Act or its answer may have been lost
             return slot.send(slot.act, now)

@@ -22,6 +22,7 @@ from common.units import Count, Seconds, Sequence
 Ended: TypeAlias = NDArray[np.bool_]
 """[R] bool, of the rows of a slot: its episode is over, and the next one has not begun."""
 
+HEARTBEAT_SECONDS: Seconds = 1.0  # a connected env worker is sent a message at least this often
 SILENCE_SECONDS: Seconds = 10.0  # after which an env worker counts as lost, beside the step timeout
 
 
@@ -37,7 +38,6 @@ class EnvSessionConfig:
     slots: int
     rows: int
     reset_seconds: Seconds  # as `silence_seconds`, while an env worker begins new episodes
-    heartbeat_seconds: Seconds = 1.0
     silence_seconds: Seconds = SILENCE_SECONDS
 
 
@@ -151,6 +151,6 @@ def _welcome(slot: Slot, config: EnvSessionConfig) -> Welcome:
         schema=config.schema,
         credits=0,
         version=-1,
-        heartbeat_seconds=config.heartbeat_seconds,
+        heartbeat_seconds=HEARTBEAT_SECONDS,
         incarnation=slot.incarnation,
     )

@@ -104,7 +104,7 @@ class LearnerSide:
     @property
     def queue_capacity(self) -> int:
         """Return the most messages that all actors with open accounts have credits for; never less than the queue holds."""
-        expected = max(1, self._registry.open_accounts("actor"))
+        expected = max(1, len(self.open_actors))
         return max(expected * self.config.window(expected), self.waiting)
 
     @property

@@ -37,6 +37,11 @@ ACTOR_STATE: Final = "actor_state"
 """Array uint8 [N] of experience and Welcome in lockstep: the state from which the next rollout begins, opaque to the learner."""
 
 
+def server_of(role: str) -> str:
+    """Return the name of the process that workers of this role connect to."""
+    return "policy server" if role == ENV_WORKER else "learner"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArraySpec:
     """Name, dtype and shape of one array of an experience message; -1 in `shape` is a length chosen by the sender."""

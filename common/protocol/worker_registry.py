@@ -33,7 +33,6 @@ class WorkerRegistry:
         self._newest: dict[str, Worker] = {}
         self.routes: dict[Route, Worker] = {}  # connected workers by their connections
         self._connected: Counter[str] = Counter()  # `routes` by role
-        self._open: Counter[str] = Counter()  # workers with an open account by role
         self._owed: dict[Route, Worker] = {}  # connected workers that are to get a Credit, in order
         self._due: list[tuple[Seconds, int, Worker]] = []  # heap of workers with an open account, by the time of their next turn
         self._turns = count()  # breaks ties in the heap
@@ -50,10 +49,6 @@ class WorkerRegistry:
     def connected(self, role: str) -> int:
         """Return the number of connected workers of this role."""
         return self._connected[role]
-
-    def open_accounts(self, role: str) -> int:
-        """Return the number of workers of this role with an open account."""
-        return self._open[role]
 
     def window(self, worker: Worker) -> int:
         """Return the credits of this worker. In lockstep waiting messages of earlier incarnations hold credits of their slot."""
@@ -132,7 +127,6 @@ class WorkerRegistry:
         worker.snapshot = None
         if worker.state is not WorkerState.CLOSED:
             worker.enter(WorkerState.CLOSED)
-            self._open[worker.role] -= 1
         self.account_changed(worker)
 
     def _remove_route(self, worker: Worker) -> None:
@@ -205,7 +199,6 @@ class WorkerRegistry:
             self._replaced[older.key] = older
         self._replaced.pop(worker.key, None)
         self._newest[worker.key.name] = self._workers[worker.key] = worker
-        self._open[worker.role] += 1
         self.next_turn(worker, -math.inf)
 
     def raise_numbers(self, other: WorkerRegistry) -> None:
@@ -252,7 +245,6 @@ class WorkerRegistry:
         most = max(INCARNATION_MAX, self.named)
         self._workers = {worker.key: worker for worker in (restored(worker, most=most) for worker in state["workers"])}
         self._newest = {worker.key.name: worker for worker in self}
-        self._open = Counter(worker.role for worker in self if worker.state is not WorkerState.CLOSED)
         for worker in self:
             self.next_turn(worker, -math.inf)
         self._generations = Counter({(role, index): number for role, index, number in state["generations"]})

@@ -34,6 +34,7 @@ from common.protocol.messages import (
     Snapshot,
     SnapshotWanted,
     Welcome,
+    server_of,
 )
 from common.units import EnvSteps, Seconds, Sequence, Version
 
@@ -63,7 +64,7 @@ class Identity:
     @property
     def server(self) -> str:
         """Return the process that this worker connects to, for messages."""
-        return "policy server" if self.role == ENV_WORKER else "learner"
+        return server_of(self.role)
 
 
 class WorkerSide:

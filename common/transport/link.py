@@ -44,6 +44,7 @@ class Link:
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self.unacknowledged_seconds: Seconds = 0.0  # that experience was under way, added up over messages
+        self._server = session.identity.server
         self._transport = transport
         self._clock = clock
         self._log_event = log_event
@@ -59,10 +60,6 @@ class Link:
         self._dropped_from: Counter[str] = Counter()
         self._produced: EnvSteps = 0
         self._dropped: Counter[str] = Counter()
-
-    @property
-    def _server(self) -> str:
-        return self.session.identity.server
 
     def service(self, timeout: Seconds = 0.0) -> None:
         """Handle what has arrived, `MESSAGES_AT_ONCE` at most, waiting up to `timeout` seconds for the first of it.

@@ -47,10 +47,10 @@ def add_command(
     return parser
 
 
-def count(text: str, *, least: int = 1, most: int = 2**31 - 1) -> int:
-    """Return a number from `least` to `most` that is the value of an option."""
-    if not text.isdecimal() or not least <= int(text) <= most:
-        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a number from {least} to {most}")
+def count(text: str, *, least: int = 1) -> int:
+    """Return a number from `least` to 2**31 - 1 that is the value of an option."""
+    if not text.isdecimal() or not least <= int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a number from {least} to {2**31 - 1}")
     return int(text)
 
 

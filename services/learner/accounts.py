@@ -141,7 +141,7 @@ def _applied(lines: Iterable[bytes], state: Mapping[str, Any]) -> dict[str, Any]
     registry, produced = state["registry"], state["ledger"]["produced"]
     workers = {(worker["name"], worker["incarnation"]): worker for worker in registry["workers"]}
     generations = {(role, index): number for role, index, number in registry["generations"]}
-    numbers = {name: registry.get(name, -1) for name in ("forgotten", "named")}
+    numbers = {name: registry[name] for name in ("forgotten", "named")}
     for changes in map(json.loads, lines):
         for worker in changes["workers"]:
             key, place = (worker["name"], worker["incarnation"]), (worker["role"], worker["index"])

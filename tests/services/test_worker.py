@@ -474,6 +474,16 @@ def test_a_welcome_that_the_network_changed_is_requested_once_more(role, changed
     assert list(open_then.values()) == [0, 0], "the environments of the first attempt were closed before the second"
 
 
+@pytest.mark.parametrize(("root", "own"), [(actor, []), (policy_server, ["--workers", "1"]), (evaluator, [])])
+def test_policies_of_all_but_evaluators_explore(root, own, learner, monkeypatch, capsys):
+    def build_policy(*_, context, **__):
+        raise ConfigError(f"training={context.training}")
+
+    monkeypatch.setattr("services.acting.policy.build_policy", build_policy)
+    assert root.main(["--learner", learner(frames(welcome())).endpoint, "--name", "one", *own]) == 2
+    assert capsys.readouterr().err.endswith(f"error: training={root is not evaluator}\n")
+
+
 def test_a_policy_server_whose_policy_cannot_be_built_says_why_and_opens_no_port(learner, monkeypatch, capsys):
     def build_policy(*_, **__):
         raise ConfigError("the network cannot be built")

@@ -8,9 +8,10 @@ from common.observability import learner_metrics as learner
 from common.observability import promql
 from common.observability import worker_metrics as worker
 from common.observability.checks.base import COUNT, Check, Threshold, largest_first
-from common.observability.deployment import ENV_WORKER, LEARNER, ROLES, Deployment, Service
+from common.observability.deployment import LEARNER, ROLES, Deployment
 from common.observability.metrics import LOOP_OVERDUE
 from common.observability.rules import ALL
+from common.protocol.messages import server_of
 from common.units import MIB, Seconds
 
 NOISE = 8 * MIB  # of an allocator
@@ -223,14 +224,11 @@ The learner's log has `socket_reopened`, with the memory that was freed:
 )
 
 
-def _server(service: Service) -> str:
-    return "policy server" if service.role == ENV_WORKER else "learner"
-
-
 def _disconnected(run: Deployment) -> Iterator[str]:
     for service in run.services:
         if service.measured and service.now(worker.ACTOR_CONNECTED) == 0:
-            yield f"{service.title} has no {_server(service)}; look whether it reaches the address of the {_server(service)}"
+            server = server_of(service.role)
+            yield f"{service.title} has no {server}; look whether it reaches the address of the {server}"
 
 
 DISCONNECTED = Check(
@@ -247,7 +245,7 @@ def _reconnects(run: Deployment) -> Iterator[str]:
             continue
         if again := service.grew(worker.ACTOR_RECONNECTS):
             times = "once" if again == 1 else f"{again:.0f} times"
-            yield f"{service.title} lost the {_server(service)} {times} in {service.seconds:.0f} s; look at the network"
+            yield f"{service.title} lost the {server_of(service.role)} {times} in {service.seconds:.0f} s; look at the network"
 
 
 RECONNECTS = Check(

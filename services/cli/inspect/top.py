@@ -18,7 +18,8 @@ from common.errors import RookeryError
 from common.observability import learner_metrics as metrics
 from common.observability import worker_metrics as worker
 from common.observability.bottleneck import percent
-from common.observability.deployment import ACTOR, ENV_WORKER, LEARNER, Deployment, Scrape, Service, compare
+from common.observability.deployment import ACTOR, LEARNER, Deployment, Scrape, Service, compare
+from common.protocol.messages import server_of
 from common.units import MIB, Seconds
 from services.cli.inspect.doctor import measure, with_learner
 from services.cli.inspect.scrape import Source
@@ -161,7 +162,7 @@ def state(service: Service) -> str:
         return "not training" if service.now(metrics.TRAINING) == 0 else "training"
     if service.now(worker.ACTOR_CONNECTED):
         return "connected"
-    return "no policy server" if service.role == ENV_WORKER else "no learner"
+    return f"no {server_of(service.role)}"
 
 
 def busiest(service: Service) -> str:

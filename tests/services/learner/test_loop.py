@@ -7,6 +7,7 @@ import math
 import threading
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from itertools import chain
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -117,11 +118,11 @@ class FakeAlgorithm:
 
     long, steps = 0, 0
 
-    def __init__(self):
+    def __init__(self, log):
         """One weight, at zero."""
         self.model = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.zeros_(self.model.weight)
-        self.batches, self.metrics, self.progress = [], {"policy_loss": 0.5, "entropy": math.nan}, []
+        self.batches, self.metrics, self.progress, self.log = [], {"policy_loss": 0.5, "entropy": math.nan}, [], log
 
     def between_steps(self):
         """For the test to act."""
@@ -142,6 +143,10 @@ class FakeAlgorithm:
         with torch.no_grad():
             self.model.weight += 1.0
         return UpdateResult(samples=STEPS, metrics=self.metrics)
+
+    def observe(self, samples):
+        """Record the messages, and the parameter."""
+        self.log.append(("observe", [sample.seq for sample in samples], self.model.weight.item()))
 
     def state_dict(self):
         """All there is."""
@@ -164,7 +169,8 @@ class Scene:
     def __init__(self, folder, *, batch=1, batch_seconds=None, lag=4, every_seconds=1e6, **target):
         """A run of at most 1,000 env steps that never stops by itself before."""
         self.clock = Clock()
-        self.intake, self.algorithm = FakeIntake(self.clock), FakeAlgorithm()
+        self.intake = FakeIntake(self.clock)
+        self.algorithm = FakeAlgorithm(self.intake.log)
         self.settings = Settings(
             learner=LearnerSettings(batch=batch, batch_seconds=batch_seconds, max_policy_lag=lag),
             checkpoint=CheckpointSettings(every_seconds=every_seconds),
@@ -245,8 +251,8 @@ def test_each_batch_gives_a_policy_that_is_published_at_once(tmp_path):
     scene = Scene(tmp_path, env_steps=3 * STEPS * 128)
     scene.intake.script = [[item(0)], [], [item(1, version=1)], [item(2, version=2)]]
     assert scene.run() == "wall-clock budget spent"
-    assert scene.intake.said("publish") == [("publish", version, float(version)) for version in range(4)]
-    assert scene.intake.said("complete") == [("complete", [seq], None) for seq in range(3)]
+    steps = [[("observe", [seq], seq + 1.0), ("publish", seq + 1, seq + 1.0), ("complete", [seq], None)] for seq in range(3)]
+    assert scene.intake.said("observe", "publish", "complete") == [("publish", 0, 0.0), *chain.from_iterable(steps)]
     assert scene.algorithm.batches == [[0], [1], [2]]
     assert [(p.version, p.env_steps) for p in scene.algorithm.progress] == [(0, 0), (1, STEPS), (2, 2 * STEPS)]
     assert {p.env_steps_planned for p in scene.algorithm.progress} == {scene.settings.target.env_steps}

@@ -12,12 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.algorithms.trajectories import TrajectoryLearner
 from common.observability.learner_stats import UploadStats
 from common.runtime import checkpoint_files, checkpoints
 from common.runtime.run_directory import RunDirectory, held
 from common.transport.zmq_socket import LINGER
 from services.cli.train.supervisor import Timeouts
 from services.learner import __main__ as module
+from services.learner import resume
 from services.learner.__main__ import main
 from services.learner.ending import STOP_SECONDS
 from services.learner.ranks import Joined
@@ -185,7 +187,7 @@ def test_a_job_that_is_stopped_is_no_success_and_one_whose_run_ends_is(monkeypat
 
 def test_a_stop_without_trackers_and_store_that_answer_leaves_time_for_the_checkpoint(monkeypatch):
     """`rookery train` kills a learner that takes longer, and its run counts as failed."""
-    waited = {}
+    waited, uploaded = {}, []
     tracker = SimpleNamespace(
         name="silent",
         dropped=0,
@@ -196,7 +198,7 @@ def test_a_stop_without_trackers_and_store_that_answer_leaves_time_for_the_check
     )
     store = SimpleNamespace(
         stats=UploadStats(),
-        after=lambda save: save,
+        after=lambda save: uploaded.append(save.__name__) or save,
         close=lambda seconds=60.0: waited.setdefault("store", seconds),
     )
     monkeypatch.setattr(module, "open_trackers", lambda *_: [tracker])
@@ -205,7 +207,21 @@ def test_a_stop_without_trackers_and_store_that_answer_leaves_time_for_the_check
     monkeypatch.setattr(module.Shutdown, "requested", property(lambda _: True))
     assert main(["learner.bind=tcp://127.0.0.1:0", "--config", "cartpole", "--run-dir", "run"]) == 0
     assert list(waited) == ["tracker", "store"]
+    assert uploaded == ["save", "save_best"]
     assert STOP_SECONDS + sum(waited.values()) + LINGER <= Timeouts().learner_stop - 5.0
+
+
+@pytest.mark.parametrize(("updates", "init", "examples"), [(0, "", [(4,)]), (1, "", []), (0, "other", [])])
+def test_examples_begin_the_normalisation_of_random_weights_alone(updates, init, examples, monkeypatch):
+    """Trained weights belong to the normalisation that they were saved with."""
+    calibrated = []
+    monkeypatch.setattr(TrajectoryLearner, "calibrate", lambda _, frames: calibrated.append(frames.shape[1:]))
+    monkeypatch.setattr(module.RunRecord, "updates", property(lambda _: updates, lambda *_: None))
+    monkeypatch.setattr(resume, "_load_initial_weights", lambda *_: None)
+    monkeypatch.setattr(module.Shutdown, "requested", property(lambda _: True))
+    words = ["--config", "cartpole", "--run-dir", "run", "model.normalize_observation=true", f"run.init={init}"]
+    assert main(["learner.bind=tcp://127.0.0.1:0", *words]) == 0
+    assert calibrated == examples
 
 
 def test_a_truncated_checkpoint_is_refused_and_left_alone(finished, capsys):
