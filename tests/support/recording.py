@@ -1,4 +1,4 @@
-"""Which settings code reads: those that it reads in one situation and not in another are declared to depend on something."""
+"""Which settings code reads: those that it does not read in some situation are declared to depend on something."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ def recorded(section: M) -> tuple[M, set[str]]:
     return copy, read
 
 
-def undeclared(reads: list[tuple[Settings, str, set[str]]]) -> set[str]:
-    """Return the keys that code reads in some of these situations and not in others where they should have an effect.
+def unread(reads: list[tuple[Settings, str, set[str]]]) -> set[str]:
+    """Return the keys that code does not read in one of these situations, in which they should have an effect.
 
     A situation is the settings, the section that was recorded, and the names that were read.
     """
-    anywhere = {f"{section}.{name}" for _, section, read in reads for name in read}
     missing = set()
     for settings, section, read in reads:
         idle = {key for key, *_ in unmet(settings)}
         own = {f"{section}.{name}" for name in type(getattr(settings, section)).model_fields}
-        missing |= (anywhere & own) - {f"{section}.{name}" for name in read} - idle
+        missing |= own - {f"{section}.{name}" for name in read} - idle
     return missing

@@ -80,6 +80,14 @@ def network_weights(net: torch.nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
 
 
+def spread(net: torch.nn.Module, seed: int = 2) -> None:
+    """Move all weights away from the first ones, by which all actions are nearly alike."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+
+
 def random_play(
     env: EnvSpec, make_sample: Any, *, seq: int, reward: Callable[..., np.ndarray] | None = None, **shape: Any
 ) -> Experience:

@@ -103,16 +103,6 @@ def test_it_learns_which_action_pays_in_which_context(vector_env, make_sample, k
 
 
 @BOTH
-def test_a_log_probability_that_is_not_finite_never_reaches_the_weights(vector_env, make_sample, kind):
-    algorithm = build(kind, vector_env, normalize_value=True)
-    bad = np.array(make_sample(vector_env).arrays["log_prob"])
-    bad[1, 1] = np.nan
-    before = weights(algorithm)
-    assert train(algorithm, make_sample(vector_env, log_prob=bad), version=1).metrics["nonfinite_steps"] == 1
-    assert np.array_equal(weights(algorithm), before)
-
-
-@BOTH
 @pytest.mark.parametrize("normalize", [False, True])
 def test_reset_rows_are_never_trained_on(vector_env, make_sample, kind, normalize):
     """Next-step autoreset: whatever the ignored row holds, the update is the same, and it is no sample."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from itertools import product
 from typing import Literal, get_args, get_origin
 
 import numpy as np
@@ -19,7 +20,7 @@ from common.models import snapshot
 from common.models.spec import ModelSettings
 from common.protocol.content import check_schema
 from common.protocol.events import Experience, WorkerKey
-from tests.support.recording import recorded, undeclared
+from tests.support.recording import recorded, unread
 
 WORKER = WorkerKey(name="a", incarnation=1)
 pytestmark = pytest.mark.pure
@@ -248,8 +249,14 @@ def test_the_normalisation_of_observations_is_not_trained_away_and_survives_a_re
 # --- updates ---
 
 
-@pytest.mark.parametrize("array", ["reward", "obs"])
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("sides", "array", "poison"),
+    [
+        *product(VARIANTS, ["reward", "obs"], [np.nan, np.inf]),
+        *product(["ppo", "ppo, adaptive rate", "impala", "a3c"], ["log_prob"], [np.nan]),
+    ],
+    indirect=["sides"],
+)
 def test_numbers_that_are_not_finite_never_reach_the_weights(sides, array, poison):
     """The steps are left out and counted, and an on-policy learner trains on the next batch as if nothing had been."""
     learner = sides.learner()
@@ -312,8 +319,8 @@ def variants(section):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_setting_that_an_update_reads_only_beside_others_is_declared_so(name, vector_env, continuous_env):
-    """A setting that is added for a schedule alone, without a condition, fails here."""
+def test_each_setting_is_read_unless_it_is_declared_to_depend_on_another(name, vector_env, continuous_env):
+    """A setting that nothing reads fails here, and one that is added for a schedule alone, without a condition."""
     sides = Sides(name, {"vector": vector_env, "continuous": continuous_env})
     reads = []
     for settings in variants(sides.settings):
@@ -323,5 +330,5 @@ def test_a_setting_that_an_update_reads_only_beside_others_is_declared_so(name, 
         for step in range(2):
             train(learner, sides.play(policy, seq=step), env_steps=step)
         reads.append((Settings().model_copy(update={"algorithm": settings}), "algorithm", read))
-    assert undeclared(reads) == set()
+    assert unread(reads) == set()
     assert len(reads) > 5

@@ -21,6 +21,7 @@ from common.models import snapshot
 from common.models.spec import ModelSettings
 from common.protocol.events import Experience
 from services.acting.rollout import Rollout
+from tests.common.algorithms.conftest import spread
 
 pytestmark = pytest.mark.pure
 
@@ -39,14 +40,6 @@ def at(version=0):
 def model(cell):
     """A small network with memory."""
     return ModelSettings(hidden=(F,), activation="tanh", recurrent=cell, recurrent_size=H)
-
-
-def spread(net, seed=2):
-    """Move all weights away from the first ones, by which all actions are nearly alike."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
 
 
 def messages(env, state_size, mode, make_sample):
@@ -158,7 +151,8 @@ def textbook_update(net, sent, settings, seed):
                     entropy = -(log_probs.exp() * log_probs).sum(1)[:length]
                     parts.append([each[valid] for each in (log_prob, entropy, value[:length], *given)])
             log_prob, entropy, value, old, advantage, target = (torch.cat(part) for part in zip(*parts, strict=True))
-            advantage = (advantage - advantage.mean()) / advantage.std(correction=0)
+            deviation = max(advantage.std(correction=0).item(), settings.least_advantage_std)
+            advantage = (advantage - advantage.mean()) / deviation
             ratio = (log_prob - old).exp()
             surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - settings.clip, 1 + settings.clip) * advantage)
             loss = -surrogate.mean() + settings.value_coef * 0.5 * (value - target).square().mean()
@@ -168,11 +162,13 @@ def textbook_update(net, sent, settings, seed):
             optimizer.step()
 
 
-@CELLS
+@pytest.mark.parametrize(("cell", "clip"), [("lstm", 0.1), ("gru", 0.3)])
 @MODES
-def test_a_whole_update_is_that_of_a_textbook(vector_env, make_sample, cell, mode):
+def test_a_whole_update_is_that_of_a_textbook(vector_env, make_sample, cell, mode, clip):
     """Resets inside, truncated episodes, states that are not zero; minibatches of whole environments, clipped ratios."""
-    settings = PPOSettings(minibatch=20, epochs=3, clip=0.1, entropy_coef=0.02, normalize_value=False, learning_rate=1e-3)
+    loss = {"gamma": 0.9, "gae_lambda": 0.8, "value_coef": 0.3, "entropy_coef": 0.02, "least_advantage_std": 1.1}
+    steps = {"minibatch": 20, "epochs": 3, "max_grad_norm": 0.3, "learning_rate": 1e-3}
+    settings = PPOSettings(clip=clip, normalize_value=False, **loss, **steps)
     algorithm = PPO(settings=settings, model=model(cell), env=vector_env, seed=5)
     spread(algorithm.model)
     before, wanted = copy.deepcopy(algorithm.model), Textbook(cell, algorithm.model)

@@ -58,15 +58,6 @@ def test_it_learns_which_action_pays_in_which_context(vector_env, make_sample, p
     assert result.metrics["entropy"] < 0.8
 
 
-def test_a_log_probability_that_is_not_finite_never_reaches_the_weights(vector_env, make_sample):
-    algorithm = build(vector_env, minibatch=16, lr_schedule="kl_adaptive")
-    bad = np.array(make_sample(vector_env).arrays["log_prob"])
-    bad[1, 1] = np.nan
-    before = weights(algorithm)
-    assert train(algorithm, make_sample(vector_env, log_prob=bad)).metrics["nonfinite_steps"] == 1
-    assert np.array_equal(weights(algorithm), before)
-
-
 def test_an_update_without_a_divergence_to_measure_leaves_the_rate(vector_env, make_sample):
     """An update of one step has none, as where half of the rows are reset rows; that of an interrupted update is of a part."""
     few, stopped = (build(vector_env, minibatch=size, epochs=3 - size // 2, lr_schedule="kl_adaptive") for size in (4, 2))

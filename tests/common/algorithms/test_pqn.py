@@ -20,8 +20,8 @@ from common.envs.spec import EnvSettings
 from common.errors import ConfigError
 from common.models import snapshot
 from common.models.spec import ModelSettings
-from tests.common.algorithms.conftest import weights
-from tests.common.algorithms.test_memory import WIDTHS, F, H, T, at, episodes, messages, rollouts, spread
+from tests.common.algorithms.conftest import spread, weights
+from tests.common.algorithms.test_memory import WIDTHS, F, H, T, at, episodes, messages, rollouts
 
 pytestmark = pytest.mark.pure
 

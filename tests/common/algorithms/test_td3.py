@@ -9,7 +9,7 @@ from common.algorithms.settings import TD3Settings
 from common.algorithms.td3 import TD3, NoisyPolicy
 from common.models import snapshot
 from common.models.spec import ModelSettings
-from tests.common.algorithms.conftest import network_weights, random_play
+from tests.common.algorithms.conftest import network_weights, random_play, spread
 
 pytestmark = pytest.mark.pure
 
@@ -134,11 +134,20 @@ def test_a_step_that_left_out_the_actor_moves_no_target_and_is_made_up_for_by_th
     assert found == [(0.0, True, False, False), (1.0, True, False, False), (0.0, True, True, True)]
 
 
-def test_the_noise_of_target_actions_and_its_clip_are_those_of_the_settings(continuous_env, make_sample):
-    """Without either the targets are those of the target actor's own actions."""
-    errors = []
-    for noise, clip in ((0.0, 0.5), (0.2, 0.0), (0.2, 0.5), (0.2, 0.01)):
-        algorithm = build(continuous_env, target_noise=noise, target_noise_clip=clip)
-        errors.append(train(algorithm, random_play(continuous_env, make_sample, seq=0)).metrics["td_abs"])
-    assert errors[0] == errors[1]
-    assert len({round(error, 7) for error in errors}) == 3
+@pytest.mark.parametrize(("noise", "clip"), [(0.0, 0.5), (0.3, 0.5), (0.3, 0.1)])
+def test_the_targets_are_those_of_a_textbook(continuous_env, make_sample, noise, clip):
+    """Algorithm 1 of Fujimoto et al. 2018: the smaller of the target critics' values of the target actor's smoothed action."""
+    algorithm = build(continuous_env, n_step=3, target_noise=noise, target_noise_clip=clip)
+    targets = algorithm._targets
+    spread(algorithm._nets, seed=1)
+    spread(targets, seed=11)
+    ends = {"terminated": np.random.default_rng(0).random((16, 4)) < 0.2}
+    algorithm.ingest([random_play(continuous_env, make_sample, seq=0, length=16, num_envs=4, **ends)])
+    rows = algorithm._replay.sample(64, np.random.default_rng(0))
+    reward, discount, following = map(torch.from_numpy, (rows.reward, rows.discount, rows.next_observation))
+    drawn = torch.empty(64, 2).normal_(generator=torch.Generator().manual_seed(algorithm._generator.initial_seed()))
+    action = (targets.actor(following) + (noise * drawn).clamp(-clip, clip)).clamp(-1.0, 1.0)
+    one, other = (critic(following, action)[:, 0] for critic in targets.critics)
+    assert 0 < (one < other).sum() < 64
+    assert 0 < (discount == 0.0).sum() < 64
+    torch.testing.assert_close(algorithm._td_targets(rows), reward + discount * torch.minimum(one, other))
