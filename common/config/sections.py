@@ -298,7 +298,9 @@ class TargetSettings(Section):
     )
     env_steps: int = Field(default=10_000_000, ge=1, description="budget of env steps trained on; schedules run over it")
     wall_seconds: Annotated[float | None, _by_the_clock("how many updates there are; target.env_steps is the budget")] = Field(
-        default=None, gt=0, description="budget of wall-clock time; what a killed learner lost, and time between processes, are not counted; null: no limit"
+        default=None,
+        gt=0,
+        description="budget of wall-clock time, without what a killed learner lost and the time between processes; null: no limit",
     )
 
 
