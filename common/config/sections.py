@@ -300,7 +300,7 @@ class TargetSettings(Section):
     wall_seconds: Annotated[float | None, _by_the_clock("how many updates there are; target.env_steps is the budget")] = Field(
         default=None,
         gt=0,
-        description="budget of wall-clock time, without what a killed learner lost and the time between processes; null: no limit",
+        description="budget of wall-clock time, without what a killed learner lost and time between processes; null: no limit",
     )
 
 
