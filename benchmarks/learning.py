@@ -267,8 +267,7 @@ def page(rows: Iterable[Row]) -> str:
         "whole episodes, as many as stand behind it, with the last policy; those of an older one are marked. Env",
         "steps/s: from the first update on, start-up left out; of most rows before 2026-11-23 over the whole run. Only runs of",
         "the presets' present settings are shown, by the code of their commit. PPO before 2026-11-24 normalised values another",
-        "way ([decision 44](../../docs/decisions/0044-units-of-values-follow-the-returns.md)), TD3 before 2026-11-23 was faster",
-        "by a second process ([decision 32](../../docs/decisions/0032-td3-is-plain-autograd.md)). Some commits are of before the",
+        "way ([decision 44](../../docs/decisions/0044-units-of-values-follow-the-returns.md)). Some commits are of before the",
         "history of this repository.",
     ]
     kept_rows = list(rows)

@@ -41,8 +41,7 @@ mean100: mean return of the last 100 training episodes when the whole budget is 
 or say that they are not. Published results are of the same algorithm and of the same task, in an earlier version where the source
 names one. Images, networks and variants of the algorithm are those of the preset: its DQN is double and takes several steps, the
 published is plain. Commit and date of each run are in [learning.jsonl](../benchmarks/results/learning.jsonl); PPO on MuJoCo is of
-code before decision 44, SAC and TD3 on Pendulum of code before decision 52 (but seed 1 of `pendulum-sac`),
-TD3 on Pendulum also before decision 32.
+code before decision 44.
 """
 
 
