@@ -6,6 +6,7 @@ keys are refused, so that a file means what it shows.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -106,6 +107,15 @@ def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[st
         keys = [key for key in keys if key == "algorithm.name" or not key.startswith("algorithm.")]
     first, second = (", ".join(f"{key}={yaml_text(tree[key])}" for key in keys if key in tree) for tree in (one, other))
     return first, second
+
+
+def comparable(value: Any) -> str:
+    """Return a text that is the same for equal values: for 1 and 1.0, and not for 1 and true, which are equal in Python."""
+
+    def number(text: str) -> float:
+        return int(found) if (found := float(text)).is_integer() else found
+
+    return json.dumps(json.loads(json.dumps(value), parse_float=number), sort_keys=True)
 
 
 def merge_layers(layers: Sequence[Layer]) -> tuple[Tree, dict[str, str]]:

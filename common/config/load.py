@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from common import conditions, extensions
 from common.conditions import COMMAND_LINE, DEFAULT
 from common.config.errors import config_error, joined, schema_at, settings_class, variants_with
-from common.config.layers import Layer, Tree, leaves, merge_layers, nest, parse_yaml, source_of
+from common.config.layers import Layer, Tree, comparable, leaves, merge_layers, nest, parse_yaml, source_of
 from common.config.schema import Settings
 from common.config.sections import as_run_name
 from common.errors import ConfigError
@@ -250,11 +250,11 @@ def _preset_layers(preset: Preset) -> Iterator[Layer]:
 
 def require_once(overrides: Sequence[str]) -> None:
     """Raise `ConfigError` for a setting of which `overrides` have two different values: the first would have no effect."""
-    first: dict[str, tuple[str, Any]] = {}
+    first: dict[str, tuple[str, str]] = {}
     for text in overrides:
         for key, value in _set_by(text).items():
-            before, other = first.setdefault(key, (text, value))
-            if value != other:
+            before, other = first.setdefault(key, (text, comparable(value)))
+            if comparable(value) != other:
                 raise ConfigError(f"{key} is set twice", found=f"{before} and {text}", wanted="one value")
 
 

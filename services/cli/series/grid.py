@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from common.config.errors import schema_at
+from common.config.layers import comparable
 from common.config.load import override_layer
 from common.config.sections import COMMA_LIST
 from common.errors import ConfigError
@@ -91,8 +92,8 @@ def split_overrides(overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str
         if key in {"run.seed", "run.dir", "run.id"}:
             fix = "use --seeds 1-5" if key == "run.seed" else "leave it out: each run of a series has its own"
             raise ConfigError(f"{key} has several values", found=",".join(values), wanted="one value", fix=fix)
-        parsed = [override_layer(f"{key}={value}").values for value in values]
-        if "" in values or any(value in parsed[:number] for number, value in enumerate(parsed)):
+        different = {comparable(override_layer(f"{key}={value}").values) for value in values}
+        if "" in values or len(different) < len(values):
             raise ConfigError(f"values of {key}", found=",".join(values), wanted="different values, separated by single commas")
         grid[key] = tuple(values)
     return tuple(shared), grid

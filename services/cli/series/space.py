@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from common.config.errors import schema_at
-from common.config.layers import parse_yaml
+from common.config.layers import comparable, parse_yaml
 from common.config.load import read_text
 from common.config.sections import Section
 from common.errors import ConfigError
@@ -67,7 +67,7 @@ class Sweep(Section):
             found = ", ".join(sorted(twice))
             raise ConfigError("the sweep sets what it searches", found=found, wanted="`settings` or `search`, not both")
         for key, part in self.search.items():
-            if isinstance(part, Choices) and any(choice in part.choices[:number] for number, choice in enumerate(part.choices)):
+            if isinstance(part, Choices) and len(set(map(comparable, part.choices))) < len(part.choices):
                 raise ConfigError(f"choices of {key}", found=part.choices, wanted="different ones")
 
     def overrides(self, values: Mapping[str, Any]) -> tuple[str, ...]:

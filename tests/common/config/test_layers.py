@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.config.layers import DEFAULT, Layer, leaves, merge_layers, nest, parse_yaml, source_of
+from common.config.layers import DEFAULT, Layer, comparable, leaves, merge_layers, nest, parse_yaml, source_of
 from common.errors import ConfigError
 
 pytestmark = pytest.mark.pure
@@ -110,3 +110,18 @@ def test_the_source_of_a_value_is_its_own_or_its_neighbours():
 def test_an_empty_mapping_is_a_leaf():
     """`env.kwargs: {}` is a value of its own, which provenance must name."""
     assert list(leaves({"env": {"kwargs": {}, "id": "x"}})) == [(("env", "kwargs"), {}), (("env", "id"), "x")]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        (1, 1.0, True),
+        ({"a": [1e3], "b": 0.5}, {"b": 0.5, "a": [1000]}, True),
+        (1, True, False),
+        ({"a": [0]}, {"a": [False]}, False),
+        (1, "1", False),
+        (2**53, 2**53 + 1, False),  # as floats they are equal
+    ],
+)
+def test_values_are_compared_as_a_reader_of_yaml_does(one, other, equal):
+    assert (comparable(one) == comparable(other)) == equal

@@ -7,6 +7,7 @@ from datetime import datetime
 from html.parser import HTMLParser
 
 import pytest
+from matplotlib.figure import Figure
 
 from services.cli.app import main
 from services.cli.compare import report
@@ -15,7 +16,7 @@ from services.cli.compare.statistics import band
 
 pytestmark = pytest.mark.service
 
-LEDGER = {"produced": 1100, "trained": 1000, "queued": 0, "in_flight": 0, "dropped": {"run_ended": 98, "stale": 0}}
+LEDGER = {"produced": 1100, "trained": 1000, "queued": 2, "in_flight": 0, "dropped": {"run_ended": 98, "stale": 0}}
 
 
 @pytest.fixture
@@ -36,6 +37,9 @@ def runs(tmp_path, write_run, monkeypatch):
                 solved_at={"env_steps": 1000, "wall_seconds": 10.0},
                 env_steps=1000,
                 wall_seconds=90.0,
+                env_steps_per_second=11.6,
+                learner_updates=40,
+                policy_lag={"mean": 0.5},
                 mean100=470.0 + 10 * seed,
                 ledger=LEDGER,
             )
@@ -69,10 +73,10 @@ def test_a_report_is_one_file_that_loads_nothing(runs, capsys):
     assert "url(http" not in text
     shown = " ".join(" ".join(page.shown).split())
     assert "rookery train cartpole --seed 1 '<b>'" in shown
-    assert "480 [480, 490]" not in shown
-    assert "485 [480, 490]" in shown
-    assert "run_ended 98" in shown
-    assert "algorithm.name" in shown
+    assert "1 2 of 2 485 [480, 490] - 1,000 [1,000, 1,000] 1.5 12 0.5" in shown  # the results of a configuration
+    assert "1 solved: the target was reached 1 1,000 40 1.5 12 480 - 0.5" in shown  # those of a run
+    assert "1 1 1,100 1,000 2 0 98 run_ended 98 0" in shown  # its ledger, in which all env steps are accounted for
+    assert "model.layer_norm false (1, 3); true (2)" in shown
     assert "No run on Acrobot-v1 has ended an episode yet." in shown
     assert text.count("<svg") == 1
 
@@ -116,6 +120,15 @@ def test_a_target_is_drawn_across_the_returns_that_it_is_of(tmp_path, write_run,
     assert report.draw_returns(groups).count("stroke-dasharray: ") == lines
 
 
+def test_curves_their_mean_and_its_interval_are_drawn_over_minutes(tmp_path, write_run):
+    for seed in (1, 2):
+        write_run(tmp_path / f"s{seed}", f"run.seed={seed}", curve=[(60 * at, 100 * at, 10 * seed, None) for at in (1, 5)])
+    axes, (x, _, minutes) = Figure().subplots(), report.COLUMNS[1]
+    report._draw_bands(axes, configurations(read_runs([tmp_path])), x=x, y=report.ROWS[0][0], unit=minutes, target="")
+    assert [(line.get_xdata()[-1], line.get_ydata()[-1]) for line in axes.lines] == [(5, 15), (5, 10), (5, 20)]
+    assert axes.collections[0].get_paths()[0].get_extents().extents.tolist() == [1, 10, 5, 20]
+
+
 @pytest.fixture
 def many(tmp_path, write_run, monkeypatch):
     """15 configurations of two seeds each, of which one has reached the target, and one has ended seven episodes alone."""
@@ -134,7 +147,7 @@ def many(tmp_path, write_run, monkeypatch):
                 env_steps=98_765,
                 mean100=123.4 * seed,
                 mean100_episodes=100 if seed == 1 else 7,
-                environments_unfinished=0,
+                environments_unfinished=0 if seed == 1 else 3,
                 last_evaluation={"mean": 321.9 * seed},
             )
     return tmp_path / "many"
@@ -197,9 +210,12 @@ def test_a_summary_of_before_a_resume_is_no_result(tmp_path, write_run, capsys):
 
 
 def test_a_mean_of_fewer_than_100_episodes_says_so(many, capsys):
-    assert main(["compare", str(many / "t00-2"), str(many / "t01-1")]) == 0
+    runs = [str(many / name) for name in ("t00-1", "t00-2", "t01-1")]
+    assert main(["compare", *runs]) == 0
     shown = capsys.readouterr().out
-    assert shown.count("(of 7 episodes)") == 1
+    assert (shown.count("(of 7 episodes)"), shown.count("(3 environments have ended none)")) == (1, 1)
+    assert main(["report", *runs]) == 0
+    assert (many.parent / "report.html").read_text().count("(of 7 episodes) (3 environments have ended none)") == 2
 
 
 def test_an_evaluation_of_an_older_policy_says_so(tmp_path, write_run, capsys):
@@ -244,12 +260,15 @@ def test_a_run_that_was_resumed_with_other_settings_says_so(tmp_path, write_run,
     write_run(tmp_path / "runs" / "s2", "run.seed=2", env_steps=20_000)
     killed = write_run(tmp_path / "runs" / "s1", "run.seed=1")  # before it wrote a summary
     (killed / "settings_changed.json").write_text(json.dumps([{"env_steps": 12_159, "settings": [change]}]))
+    earlier = write_run(tmp_path / "runs" / "s3", "run.seed=3")
+    (earlier / "settings_changed.json").write_text(json.dumps([{"env_steps": 9_000, "settings": [change]}]))
+    remark = f"(resumed with other settings: {change} from"
     assert main(["compare", str(tmp_path / "runs")]) == 0
-    remark = f"(resumed with other settings: {change} from 12,159 env steps on"
-    assert f"cartpole {remark}, in 1 of 2 runs)" in " ".join(capsys.readouterr().out.split())
+    assert f"cartpole {remark} 9,000 to 12,159 env steps on, in 2 of 3 runs)" in " ".join(capsys.readouterr().out.split())
     assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "r.html")]) == 0
     shown = (tmp_path / "r.html").read_text()
-    assert (shown.count(f"{remark})"), shown.count(remark)) == (1, 2)
+    assert shown.count(remark) == 3
+    assert all(f"{remark} {env_steps} env steps on)" in shown for env_steps in ("9,000", "12,159"))
 
 
 def test_a_run_and_its_copy_are_one_run(tmp_path, write_run, monkeypatch, capsys):

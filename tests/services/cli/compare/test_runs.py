@@ -22,6 +22,28 @@ def test_runs_that_differ_in_the_seed_alone_are_one_configuration(tmp_path, writ
     assert group.label == "cartpole"
 
 
+@pytest.mark.parametrize(
+    ("setting", "count"),
+    [
+        ("run.store=file:///copies", 1),
+        ("checkpoint.every_seconds=7", 1),
+        ("metrics.port=7000", 1),
+        ("log.format=json", 1),
+        ("actor.allow_code=[games]", 1),
+        ("evaluator.name=one", 1),
+        ("learner.keys=/keys", 1),
+        ("learner.batch=7", 2),
+        ("learner.credits=7", 2),
+        ("learner.max_policy_lag=7", 2),
+        ("actor.count=7", 2),
+    ],
+)
+def test_runs_that_differ_in_what_has_no_effect_on_training_are_one_configuration(tmp_path, write_run, setting, count):
+    write_run(tmp_path / "a", setting)
+    write_run(tmp_path / "b")
+    assert len(configurations(read_runs([tmp_path]))) == count
+
+
 def test_a_configuration_is_named_by_what_differs_within_its_preset(tmp_path, write_run):
     """By the whole key: of `enabled=False` nobody knows what is not enabled."""
     write_run(tmp_path / "a", "evaluator.enabled=false")
@@ -38,6 +60,14 @@ def test_a_list_that_differs_is_in_the_name(tmp_path, write_run):
     write_run(tmp_path / "b", "model.hidden=[128]")
     labels = [group.label for group in configurations(read_runs([tmp_path]))]
     assert labels == ["cartpole model.hidden=[64, 64]", "cartpole model.hidden=[128]"]
+
+
+def test_configurations_whose_first_differences_are_equal_are_named_by_a_folder_too(tmp_path, write_run):
+    others = [f"{key}=3" for key in ("env.num_envs", "learner.batch", "learner.credits", "actor.count")]
+    for name, settings in (("a", []), ("b", others), ("c", [*others, "algorithm.gamma=0.7"])):
+        write_run(tmp_path / name, *settings)
+    labels = [group.label for group in configurations(read_runs([tmp_path]))]
+    assert [label.rpartition("=")[2] for label in labels] == ["1 ... (a)", "3 ... (b)", "3 ... (c)"]
 
 
 def test_a_setting_that_a_run_lacks_is_not_in_its_name(tmp_path, write_run):

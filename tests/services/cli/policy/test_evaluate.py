@@ -120,6 +120,8 @@ def test_the_seed_and_the_mode_decide_what_is_played(make_run, capsys):
     assert first == again
     assert evaluated(capsys, *words, "--sampled", "--seed", 4)["returns"] != first
     assert evaluated(capsys, *words, "--seed", 3)["returns"] != first
+    assert called("evaluate", *words) == 0
+    assert "evaluation rules  CartPole-v1, at most 500 env steps, raw rewards" in capsys.readouterr().out
 
 
 def test_neighbouring_seeds_play_other_episodes(make_run, capsys):
@@ -144,13 +146,19 @@ def test_greedy_games_that_differ_by_no_ops_alone_have_no_interval(make_run, cap
     reason = evaluated(capsys, run.path, "--episodes", 5, *words)["no_interval"]  # games of ten env steps all return 0
     assert (reason == "all returns are equal") == independent
     assert called("evaluate", run.path, "--episodes", 5, *words) == 0
-    assert ("no interval: greedy games without sticky actions" in capsys.readouterr().out) == (not independent)
+    out = capsys.readouterr().out
+    assert ("no interval: greedy games without sticky actions" in out) == (not independent)
+    assert "human-normalised  58.6 % (random play -20.7 is 0 %, the human 14.6 is 100 %)" in out
+    sticky = "0.25" if "env.sticky_actions=0.25" in words else "0"
+    rules = "up to 30 no-ops at the start, use_fire_reset True, frame skip 4, the game's own actions, at most 40 emulator frames"
+    assert f"sticky actions {sticky}, {rules}, raw rewards" in out
 
 
 def test_a_version_is_chosen(make_run, capsys):
     run, _ = make_run(*COUNTING, version=7)
     make_run(*COUNTING, version=9)
-    assert evaluated(capsys, run.path, "--episodes", 1)["version"] == 9
+    newest = evaluated(capsys, run.path)
+    assert (newest["version"], newest["episodes"]) == (9, 100)
     assert evaluated(capsys, run.path, "--episodes", 1, "--checkpoint", 7)["version"] == 7
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 
@@ -43,7 +44,7 @@ def test_the_video_shows_every_step_of_a_game(make_run, tmp_path, capsys):
     assert len(lengths) == 2
     assert len(shown) == sum(lengths) + 2
     assert rate == 50
-    assert f"{len(shown)} pictures at 50 Hz" in out
+    assert f"{len(shown)} pictures at 50 Hz, {len(shown) / 50:.1f} s" in out
     assert err == ""
     env = load_policy(run.path).make_env(render_mode="rgb_array")
     env.reset(seed=1)
@@ -77,15 +78,16 @@ def test_a_window_is_opened_at_the_size_of_the_pictures(make_run, monkeypatch, c
     pygame = pytest.importorskip("pygame")
     run, _ = make_run("model.hidden=[8]")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    sizes, flips = [], []
+    sizes, flips, rates = [], [], []
     display, flip = pygame.display.set_mode, pygame.display.flip
     monkeypatch.setattr(pygame.display, "set_mode", lambda size, *rest: sizes.append(size) or display(size, *rest))
     monkeypatch.setattr(pygame.display, "flip", lambda: flips.append(1) or flip())
-    monkeypatch.setattr(pygame.time, "Clock", lambda: type("Clock", (), {"tick": lambda _, fps: fps})())
+    monkeypatch.setattr(pygame.time, "Clock", lambda: type("Clock", (), {"tick": lambda _, fps: rates.append(fps)})())
     assert called("play", run.path, "--render") == 0
     (length,) = re.findall(r"return \d+, (\d+) env steps", capsys.readouterr().out)
     assert (600, 400) in sizes
     assert len(flips) == int(length) + 1
+    assert set(rates) == {50}
 
 
 def test_a_window_that_is_closed_ends_the_game(make_run, monkeypatch, capsys):
@@ -104,6 +106,19 @@ def test_without_pictures_it_prints_returns(make_run, capsys):
     run, _ = make_run("env.entry_point=common.envs.probes:counting", counting, "model.hidden=[8]")
     assert called("play", run.path, "--episodes", 2) == 0
     assert capsys.readouterr().out == "episode 1: return 3, 3 env steps\nepisode 2: return 3, 3 env steps\n"
+
+
+def test_episodes_are_the_first_ones_of_an_evaluation_with_the_same_seed(make_run, capsys):
+    run, _ = make_run("env.id=Pendulum-v1", "model.hidden=[8]")
+    words = [run.path, "--episodes", 2, "--seed", 3]
+    outputs = []
+    for command in (["evaluate", "--json"], ["play"], ["play", "--sampled"]):
+        assert called(*command, *words) == 0
+        outputs.append(capsys.readouterr().out)
+    evaluated = json.loads(outputs[0])["returns"]
+    greedy, sampled = ([float(text) for text in re.findall(r"return (\S+),", out)] for out in outputs[1:])
+    assert greedy == pytest.approx(evaluated, rel=1e-3)
+    assert sampled != pytest.approx(evaluated, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,10 @@ def test_a_setting_whose_text_is_a_list_by_itself_has_one_value():
     assert split_overrides([addresses, "env.id=A,B"]) == ((addresses,), {"env.id": ("A", "B")})
 
 
+def test_1_and_true_are_two_values():
+    assert split_overrides(["env.kwargs.x=true,1"]) == ((), {"env.kwargs.x": ("true", "1")})
+
+
 def test_each_combination_has_each_seed():
     shared, grid = split_overrides(["env.num_envs=8", "algorithm.learning_rate=1e-3,3e-4", "model.hidden=[64, 64],[8]"])
     runs = members(grid, (1, 2))

@@ -99,6 +99,7 @@ def test_a_failure_does_not_end_the_series_and_is_in_its_exit_code(ran, write_ru
 def test_a_stop_ends_the_series(ran, write_run):
     code, calls, shown = ran(seeds="1-3", trainer=FakeTrainer(write_run, {"s2": (0, False)}, stop_after="s2"))
     assert (code, [name for name, _ in calls]) == (0, ["s1", "s2"])
+    assert "2 of 3 runs have not finished: s2, s3" in shown
     assert "rookery train --resume --run-dir series" in shown
 
 

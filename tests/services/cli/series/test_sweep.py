@@ -37,15 +37,15 @@ NO_TARGET = "target.mean100: null, target.evaluation: null"
 class FakeTrainer:
     """Writes the curve of each trial, lower for each next one, and gives the sweep a look at it while it runs."""
 
-    def __init__(self, write_run, codes=(), stop_at=None, **ended):
+    def __init__(self, write_run, codes=(), stop_at=None, first=500, **ended):
         self.calls, self.ended_early, self.stopped = [], [], False
-        self._write, self._codes, self._stop_at, self._ended = write_run, dict(codes), stop_at, ended
+        self._write, self._codes, self._stop_at, self._first, self._ended = write_run, dict(codes), stop_at, first, ended
 
     def train(self, argv, *, over):
         path = Path(argv[argv.index("--run-dir") + 1])
         overrides = [word for word in argv[argv.index("--") + 1 :] if "=" in word]
         self.calls.append((path.name, "--resume" in argv, tuple(overrides)))
-        height = 500 - 40 * int(path.name[1:])
+        height = self._first - 40 * int(path.name[1:])
         curve = [(step / 10, step, height * step / 1000, None) for step in range(50, 1050, 50)]
         self._write(path, *overrides, curve=curve[:10])
         if over():
@@ -79,8 +79,10 @@ def test_values_of_a_sweep_are_those_of_its_file(tmp_path):
     texts = ["1", "1e3", "off", "a: b", "[", "1,2", "", "plain", "tcp://host:1"]
     values = {f"env.kwargs.v{number}": value for number, value in enumerate([*texts, 1, 0.5, None, [1, "2"], {"a": "1"}])}
     file = tmp_path / "file.yaml"
-    file.write_text(json.dumps({"preset": "cartpole", "settings": values, "search": {"env.kwargs.s": {"choices": ["01", "02"]}}}))
+    search = {"env.kwargs.s": {"choices": ["01", 1, True]}}
+    file.write_text(json.dumps({"preset": "cartpole", "settings": values, "search": search}))
     sweep = read_sweep(file)
+    sweep.require_once()
     for trial in sweep.corners():
         shared, grid = split_overrides(sweep.overrides(trial))
         found = load_settings(preset="cartpole", overrides=shared, environ={}).settings.env.kwargs
@@ -106,9 +108,10 @@ def test_trials_are_within_the_space_bad_ones_end_early_and_the_best_is_shown_as
     assert code == 0
     assert [name for name, _, _ in trainer.calls] == [f"t{number:03}" for number in range(6)]
     values = [dict(word.split("=", 1) for word in words) for _, _, words in trainer.calls]
-    assert all(1e-4 <= float(trial["algorithm.learning_rate"]) <= 1e-2 for trial in values)
+    rates = sorted({float(trial["algorithm.learning_rate"]) for trial in values})
+    assert (len(rates), rates[0] >= 1e-4, rates[-1] <= 1e-2) == (6, True, True)
+    assert rates[2] < 2.5e-3  # log: true
     assert {trial["model.hidden"] for trial in values} == {"[64, 64]", "[8]"}
-    assert len({trial["algorithm.learning_rate"] for trial in values}) == 6
     best = read_run(tmp_path / "sweep" / "t000").settings
     assert f"algorithm.lr_schedule={best['algorithm.lr_schedule']}" in shown.partition("best")[2]
     assert f"algorithm.learning_rate={best['algorithm.learning_rate']}" in shown.partition("best")[2]
@@ -177,6 +180,7 @@ def test_a_resumed_sweep_continues_its_interrupted_trial_with_the_same_values(sw
     assert code == 0
     assert [name for name, _, _ in second.calls] == [f"t{number:03}" for number in (1, 2)]
     assert second.calls[0] == ("t001", True, first.calls[1][2])
+    assert second.calls[1][2] != first.calls[0][2]  # the search does not begin anew
     assert "go on" not in shown
     assert swept(trials=3, resume=True)[1].calls == []
 
@@ -244,8 +248,8 @@ def test_two_commands_that_resume_at_once_lose_no_change(swept, monkeypatch):
 
 
 def test_a_failed_trial_is_in_the_exit_code_and_the_search_goes_on(swept):
-    code, trainer, shown = swept(trials=3, codes={"t001": 1})
-    assert (code, len(trainer.calls)) == (1, 4)
+    code, trainer, shown = swept(trials=3, codes={"t001": 1, "t003": 1})
+    assert (code, len(trainer.calls)) == (1, 5)
     assert "trial 2 of 3, t002" in shown
     assert "fail" in shown
     assert "go on" not in shown
@@ -268,8 +272,9 @@ def test_a_trial_without_a_value_has_failed(swept):
 
 
 def test_a_mean_of_fewer_than_100_episodes_says_so_where_trials_are_ranked_by_it(swept):
-    *_, shown = swept(trials=2, mean100_episodes=7, settings=f"goal: mean100\nsettings: {{{NO_TARGET}, ")
+    *_, shown = swept(trials=2, first=-100, mean100_episodes=7, settings=f"goal: mean100\nsettings: {{{NO_TARGET}, ")
     assert shown.count("(of 7 episodes)") == 2
+    assert [line.split()[-1] for line in shown.splitlines() if "complete" in line] == ["-100", "-140"]
 
 
 @pytest.mark.parametrize("version", [3, 500])
