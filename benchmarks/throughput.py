@@ -1,6 +1,6 @@
 """Throughput of the whole pipeline as a share of the rate that its parts allow on this machine.
 
-Run it with `python -m benchmarks.throughput`: a preset of each algorithm. PartCosts (environment, acting, making
+Run it with `python -m benchmarks.throughput`: presets of all algorithms but SAC. PartCosts (environment, acting, making
 messages, training) and pipeline are measured in turns, since machines drift, and medians are compared:
 
     floor = the least of  cores / (core time per env step of all parts together)
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput", description=__doc__.splitlines()[0])
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings to try")
-    parser.add_argument("--preset", action="append", help="may be given several times; one of each algorithm without it")
+    parser.add_argument("--preset", action="append", help="may be given several times; without it presets of all algorithms but SAC")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each pipeline, after warming up")
     parser.add_argument("--part-seconds", type=float, default=4.0, help="of each part")

@@ -473,14 +473,18 @@ def test_a_tracker_gets_the_rate_from_update_to_update_and_none_before_the_secon
     """An update every 12 s: the point of an update is written before the loop's next turn."""
     scene = Scene(tmp_path, wall_seconds=100.0)
     scene.intake.script = [[item(0)], *[[]] * 11, [item(1)], *[[]] * 11, [item(2)]]
-    scene.intake.take = lambda *_, **__: (setattr(scene.clock, "now", scene.clock.now + 1.0), scene.intake.script.pop(0))[1]
     seen, update = [], Journal.update
+
+    def take(*_, **__):
+        scene.clock.now += 1.0
+        return scene.intake.script.pop(0)
 
     def watch(journal, env_steps, *, means, newest, returns):
         seen.append(newest.get("throughput/frames_per_second"))
         update(journal, env_steps, means=means, newest=newest, returns=returns)
         scene.stop = len(seen) == 3
 
+    scene.intake.take = take
     with patch.object(Journal, "update", watch):
         scene.run()
     assert seen == [None, 4 * STEPS / 12, 4 * STEPS / 12]
