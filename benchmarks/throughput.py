@@ -130,7 +130,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput", description=__doc__.splitlines()[0])
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings to try")
-    parser.add_argument("--preset", action="append", help="may be given several times; without it presets of all algorithms but SAC")
+    parser.add_argument(
+        "--preset", action="append", help="may be given several times; without it presets of all algorithms but SAC"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each pipeline, after warming up")
     parser.add_argument("--part-seconds", type=float, default=4.0, help="of each part")

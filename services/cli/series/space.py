@@ -102,5 +102,7 @@ def read_sweep(path: Path) -> Sweep:
         first = error.errors(include_url=False, include_context=False)[0]
         key = ".".join(str(part) for part in first["loc"] if part not in {"Range", "Choices"})
         found = "nothing" if first["type"] == "missing" else first["input"]
-        example = "; a searched setting is {low: 1e-4, high: 1e-2, log: true} or {choices: [1, 2]}" if key.startswith("search") else ""
+        example = (
+            "; a searched setting is {low: 1e-4, high: 1e-2, log: true} or {choices: [1, 2]}" if key.startswith("search") else ""
+        )
         raise ConfigError(f"{path} {key}".rstrip(), found=found, wanted=first["msg"] + example) from error
