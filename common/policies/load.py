@@ -25,7 +25,7 @@ from common.config.code_references import named_modules
 from common.config.errors import config_error
 from common.config.load import load_settings
 from common.config.schema import Settings
-from common.envs.leaves import components_allowed, join_inputs
+from common.envs.leaves import components_allowed, join_inputs, split
 from common.envs.make import PICTURE
 from common.envs.spec import ONE_ARRAY, EnvSettings, EnvSpec, Leaf
 from common.envs.trial import spec_of, trial
@@ -61,15 +61,26 @@ class TrainedPolicy:
 
         Of several arrays an observation is a dict of them by path, as `make_env` returns it, the action mask as "action_mask".
         `greedy` takes the best action; otherwise actions are drawn as an evaluator draws them. Raises `ConfigError` for an
-        observation of other names, shapes or types than `env.inputs`, or with discrete values outside of their choices, and for
-        one that gives a continuous action that is not finite.
+        observation of other names, shapes or types than `env.inputs`, with discrete values outside of their choices, or with
+        numbers that are not finite, and for one that gives a continuous action that is not finite.
 
         A policy with memory takes the batches of the same N environments one after the other: see `reset`.
         """
         batch, single = self.batch(observation)
         self._require_begun(len(batch))
-        actions = self.to_native(finite_actions(self.policy.act(batch, greedy=greedy)["action"]).numpy())
+        actions = self.to_native(self.act(batch, greedy=greedy))
         return actions[0] if single else actions
+
+    def act(self, batch: Tensor, *, greedy: bool) -> NDArray[Any]:
+        """Return the policy's actions [N, ...] for the input [N, *input] of the network.
+
+        Raises `ConfigError` where an observation or a continuous action is not finite: a discrete policy would act on NaN.
+        """
+        for leaf in split(self.env, batch.numpy()):
+            _require_finite(f"observations {leaf.path}".strip(), leaf.values, fix="correct the environment")
+        actions = self.policy.act(batch, greedy=greedy)["action"].numpy()
+        _require_finite("actions", actions, fix="name another checkpoint")
+        return actions
 
     def reset(self, start: ArrayLike | None = None) -> None:
         """Forget earlier observations: of all environments, or of those where `start` [N] is True.
@@ -160,13 +171,10 @@ class TrainedPolicy:
         return HumanRendering(environment) if render_mode == "human" else environment
 
 
-def finite_actions(actions: Tensor) -> Tensor:
-    """Return `actions` [N, ...]. Raises `ConfigError` where one is not finite, as of an observation that is not."""
-    bad = int((~actions.isfinite()).flatten(1).any(dim=1).sum()) if actions.is_floating_point() else 0
-    if bad:
-        fix = "correct the environment where its observations are not finite, or name another checkpoint"
-        raise ConfigError("actions are not finite", found=f"{bad} of {len(actions)}", wanted="numbers", fix=fix)
-    return actions
+def _require_finite(name: str, rows: NDArray[Any], *, fix: str) -> None:
+    """Raise `ConfigError` where a row of `rows` [N, ...] is not finite."""
+    if rows.dtype.kind == "f" and (bad := int((~np.isfinite(rows)).reshape(len(rows), -1).any(axis=1).sum())):
+        raise ConfigError(f"{name} are not finite", found=f"{bad} of {len(rows)}", wanted="finite numbers", fix=fix)
 
 
 def _fits(spec: EnvSpec, own: EnvSpec) -> bool:

@@ -24,7 +24,7 @@ from common.envs.state import seed_generators
 from common.errors import ConfigError, RookeryError
 from common.policies.atari_scores import ATARI_SCORES, Reference
 from common.policies.episodes import Episodes, of_all_agents
-from common.policies.load import TrainedPolicy, finite_actions
+from common.policies.load import TrainedPolicy
 from common.runtime.process import derive_seed
 
 _LEAST = 5  # episodes: the interval of fewer would be of little use, and its approximation would be off
@@ -34,7 +34,7 @@ _NORMAL_QUANTILE = 1.959964  # 97.5 % of a normal distribution lie below
 def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -> EvaluationResult:
     """Play `episodes` in at most `env.num_envs` environments, or those of a user's function; no two seeds play the same episodes.
 
-    Raises `ConfigError` where the environment fails, or actions or returns are not finite.
+    Raises `ConfigError` where the environment fails, or observations, actions or returns are not finite.
     """
     settings = policy.settings.env
     seed_generators(seed)
@@ -48,7 +48,7 @@ def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -
             played = Episodes(environment, episodes=episodes, seed=environment_seed(seed))
         while not played.complete:
             begin_episodes(policy.policy, played.start)
-            action = finite_actions(policy.policy.act(torch.from_numpy(played.observation), greedy=greedy)["action"]).numpy()
+            action = policy.act(torch.from_numpy(played.observation), greedy=greedy)
             with environment_errors(settings.name):
                 played.step(action)
             report(played.tally.ended)

@@ -253,7 +253,9 @@ def test_memory_is_an_input_and_an_output_of_the_model(make_run, cell, preset, o
     for observation in seen:
         action, memory = session.run(["action", "next_memory"], {"observation": observation, "memory": memory, "start": start})
         start[:] = False
-        np.testing.assert_array_equal(action, policy(observation))
+        known = np.isfinite(observation).all()  # else the loaded policy would refuse it
+        wanted = policy(observation) if known else policy.policy.act(torch.from_numpy(observation), greedy=True)["action"].numpy()
+        np.testing.assert_array_equal(action, wanted)
     for start in (np.array([True, False, False]), [False, True, False]):  # both are forgotten
         policy.reset(start)
     start = np.array([True, True, False])

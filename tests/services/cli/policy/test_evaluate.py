@@ -218,17 +218,19 @@ def test_returns_that_are_no_numbers_are_an_error(make_run, capsys, tmp_path, mo
     assert "found 2 of 2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["evaluate", "play"])
-def test_actions_that_are_no_numbers_are_an_error(command, make_run, capsys, tmp_path, monkeypatch):
-    text = "import gymnasium, numpy as np\nfrom common.envs.probes import Probe\n\ndef blind():\n    return Probe(length=3, "
-    text += "observe=lambda _, age: float('nan') if age == 1 else 0.0, reward=lambda *_: 0.0, "
-    text += "actions=gymnasium.spaces.Box(-1, 1, (1,), np.float32))\n"
-    (tmp_path / f"blind_{command}.py").write_text(text, encoding="utf-8")
+@pytest.mark.parametrize("case", [("evaluate", "steering"), ("evaluate", "choosing"), ("play", "steering"), ("play", "choosing")])
+def test_observations_that_are_no_numbers_are_an_error(case, make_run, capsys, tmp_path, monkeypatch):
+    text = "import gymnasium, numpy as np\nfrom common.envs.probes import Probe\n\ndef blind(space):\n    return Probe(length=3, "
+    text += "observe=lambda _, age: float('nan') if age == 1 else 0.0, reward=lambda *_: 0.0, actions=space)\n\n"
+    text += "def steering():\n    return blind(gymnasium.spaces.Box(-1, 1, (1,), np.float32))\n\n"
+    text += "def choosing():\n    return blind(gymnasium.spaces.Discrete(2))\n"
+    command, game = case
+    (tmp_path / f"blind_{command}_{game}.py").write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)  # code of a run is in the current directory
-    run, _ = make_run(f"env.entry_point=blind_{command}:blind", "model.hidden=[8]")
+    run, _ = make_run(f"env.entry_point=blind_{command}_{game}:{game}", "model.hidden=[8]")
     assert called(command, run.path, "--episodes", 2) == 2
-    assert "actions are not finite: found" in capsys.readouterr().err
+    assert "observations are not finite: found" in capsys.readouterr().err
 
 
 def test_an_environment_of_a_fixed_number_is_evaluated_and_played(make_run, capsys, tmp_path, monkeypatch):
