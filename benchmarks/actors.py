@@ -72,7 +72,10 @@ def found(preset: str, overrides: Sequence[str]) -> int:
     if said is None:
         raise ResourceError("the run ended before it had found a number of actors", found=f"exit code {process.returncode}")
     print(f"  {said}", flush=True)
-    return int(said.removeprefix(SPOKEN).split()[0])
+    number = said.removeprefix(SPOKEN).split()[0]
+    if not number.isdigit():
+        raise ResourceError("no number of actors was found", found=said)
+    return int(number)
 
 
 def report(rates: Mapping[int, Sequence[float]], named: Sequence[int]) -> str:
