@@ -200,6 +200,15 @@ class EpochsSection(AlgorithmSection):
                 "a minibatch is cut out of one batch"
             )
 
+    def notes_on(self, scale: RunScale) -> Iterator[str]:
+        """A minibatch of a network with memory is whole environments."""
+        yield from super().notes_on(scale)
+        if scale.memory and self.minibatch < scale.length:
+            yield (
+                f"algorithm.minibatch: found {self.minibatch}, and minibatches have at least rollout.length {scale.length} env "
+                "steps: with model.recurrent each is whole environments"
+            )
+
 
 class ReplaySection(AlgorithmSection):
     """Base of the sections `algorithm` of algorithms that train on samples of what was inserted before."""

@@ -244,11 +244,11 @@ class TwinCriticSection(ReplaySection):
     )
 
     def require_actions(self, action: ActionSpec) -> None:
-        """Refuse discrete actions, and components without bounds: networks and initial play are in halves of their range."""
-        unbounded = sum(not math.isfinite(high - low) for low, high in zip(action.low, action.high, strict=True))
-        if action.discrete or unbounded:
-            without = f"{unbounded} of {len(action.low)} components without bounds"
-            found = f"{action.n} discrete actions" if action.discrete else without
+        """Refuse discrete actions, and components without a range: networks and initial play are in halves of it."""
+        without = sum(not (math.isfinite(high - low) and low < high) for low, high in zip(action.low, action.high, strict=True))
+        if action.discrete or without:
+            components = f"{without} of {len(action.low)} components without finite bounds, low < high"
+            found = f"{action.n} discrete actions" if action.discrete else components
             fix = f"choose an algorithm for them, such as algorithm.name={'ppo' if action.shape else 'dqn'}"
             raise ConfigError(f"{self.name} needs continuous actions", found=found, wanted="a vector with bounds", fix=fix)
 

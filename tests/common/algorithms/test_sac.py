@@ -215,7 +215,8 @@ def test_no_network_moves_along_a_gradient_that_is_not_finite(continuous_env, ma
     [
         (ActionSpec(choices=(5,), shape=()), "5 discrete actions", "dqn"),
         (ActionSpec(choices=(2, 3), shape=(2,)), "discrete actions", "ppo"),
-        (ActionSpec(shape=(1,), low=(-np.inf,), high=(np.inf,)), "1 of 1 components without bounds", "ppo"),
+        (ActionSpec(shape=(1,), low=(-np.inf,), high=(np.inf,)), "1 of 1 components without finite bounds, low < high", "ppo"),
+        (ActionSpec(shape=(2,), low=(0.0, -1.0), high=(0.0, 1.0)), "1 of 2 components without finite bounds, low < high", "ppo"),
     ],
 )
 def test_discrete_and_unbounded_actions_are_refused_before_memory_is_allocated(continuous_env, action, found, fix):

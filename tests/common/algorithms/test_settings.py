@@ -12,6 +12,7 @@ from common.algorithms.settings import (
     DQNSettings,
     ImpalaSettings,
     PPOSettings,
+    PQNSettings,
     SACSettings,
     TD3Settings,
 )
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.pure
 
 SINGLE_PASS = [A3CSettings, A3CGradSettings, ImpalaSettings]
 ACTOR_CRITIC = [*SINGLE_PASS, PPOSettings]
-SECTIONS = [*ACTOR_CRITIC, DQNSettings, TD3Settings, SACSettings]
+SECTIONS = [*ACTOR_CRITIC, PQNSettings, DQNSettings, TD3Settings, SACSettings]
 
 SCALE = RunScale(length=20, num_envs=8, batch=2, credits=2, max_policy_lag=20, actors=8, env_steps=100_000)
 REPLAY_SCALE = RunScale(length=16, num_envs=4, batch=1, credits=2, max_policy_lag=20, actors=2, env_steps=100_000)
@@ -61,6 +62,14 @@ def test_an_adaptive_rate_needs_two_gradient_steps(epochs, minibatch, num_envs, 
 
 
 # --- on-policy ---
+
+
+@pytest.mark.parametrize("section", [PPOSettings, PQNSettings])
+def test_minibatches_of_whole_environments_have_a_note_where_less_was_asked_for(section):
+    (note,) = section(minibatch=15).notes_on(SCALE._replace(length=16, memory=True))
+    assert note.startswith("algorithm.minibatch: found 15, and minibatches have at least rollout.length 16 env steps")
+    assert not [*section(minibatch=16).notes_on(SCALE._replace(length=16, memory=True))]
+    assert not [*section(minibatch=15).notes_on(SCALE._replace(length=16))]
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def _module(tmp_path, monkeypatch):
         (["cartpole-dqn", "env.id=Pendulum-v1"], ["dqn cannot choose", "algorithm.name=td3"]),
         (
             ["pendulum-td3", "env.entry_point=newcomers:Unbounded"],
-            ["td3 needs continuous actions", "2 of 2 components without bounds", "ppo"],
+            ["td3 needs continuous actions", "2 of 2 components without finite bounds", "ppo"],
         ),
         (
             ["cartpole", "env.entry_point=common.envs.probes:named_action", "model.normalize_observation=true"],
