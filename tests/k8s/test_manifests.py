@@ -34,6 +34,7 @@ from tests.k8s.manifests import (
     pod_of,
     render,
     run_of,
+    selects,
     title,
 )
 
@@ -405,6 +406,38 @@ def test_one_component_alone_sets_the_number_of_actors(component):
 
 
 @each_overlay
+@pytest.mark.parametrize(
+    ("component", "kind"), [("autoscaling-hpa", "HorizontalPodAutoscaler"), ("autoscaling-keda", "ScaledObject")]
+)
+def test_what_scales_the_actors_names_their_deployment(name, component, kind):
+    """It changes nothing where it names another, and the component takes the number of replicas away."""
+    manifests = overlay(name, component)
+    (scaler,) = of(manifests, kind)
+    target = {"apiVersion": "apps/v1", "kind": "Deployment"} | scaler["spec"]["scaleTargetRef"]
+    actor = named(manifests, "Deployment", "actor")
+    assert target == {"apiVersion": actor["apiVersion"], "kind": actor["kind"], "name": actor["metadata"]["name"]}
+
+
+@pytest.mark.parametrize("components", [(), ("ranks-jobset",), ("policy-server",)], ids="+".join)
+def test_every_container_is_scraped(components):
+    """The monitor selects all pods of the run, and the port by the name that containers give it."""
+    manifests = overlay("cpu", "monitoring", *components)
+    (monitor,) = of(manifests, "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    for workload, template in pods(manifests):
+        assert selects(monitor["spec"]["selector"], template["metadata"]["labels"]), workload
+        ports = [port["name"] for container in template["spec"]["containers"] for port in container["ports"]]
+        assert endpoint["port"] in ports, workload
+
+
+@each_overlay
+def test_the_disruption_budget_is_that_of_the_actors(name):
+    manifests = overlay(name, *({"pdb"} - held(name)))
+    (budget,) = of(manifests, "PodDisruptionBudget")
+    assert budget["spec"]["selector"] == named(manifests, "Deployment", "actor")["spec"]["selector"]
+
+
+@each_overlay
 def test_the_queries_mean_this_run_and_wait_as_the_bottleneck_rule_does(name):
     """Figures of another run in the same Prometheus would scale this one; another threshold would be a second opinion."""
     (scaler,) = of(overlay(name, "autoscaling-keda"), "ScaledObject")
@@ -548,7 +581,8 @@ def test_each_rank_knows_its_place_and_each_worker_the_address_of_its_rank(name,
     (container,) = learner["template"]["spec"]["containers"]
     count, service = learner["replicas"], named(manifests, "Service", learner["serviceName"])
     addresses = [f"tcp://learner-{rank}.{learner['serviceName']}:5700" for rank in range(count)]
-    assert load_settings(preset=None, environ=values(container)).settings.learner.ranks == count
+    settings = load_settings(preset=None, environ=values(container)).settings.learner
+    assert (settings.ranks, settings.ranks_seconds) == (count, None)  # else a rank that waits for a node ends the others
     sources = {variable["name"]: variable["valueFrom"] for variable in container["env"] if "valueFrom" in variable}
     assert sources["RANK"] == {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
     own = TorchrunEnvironment.of(count, {**values(container), "RANK": "1"})
@@ -586,7 +620,8 @@ def test_a_jobset_has_the_pods_of_the_statefulset_as_ranks_of_a_job(name, compon
 
     count = job["completions"]
     assert (job["parallelism"], job["completionMode"], job["backoffLimit"], rank["replicas"]) == (count, "Indexed", 0, 1)
-    assert load_settings(preset=None, environ=values(container)).settings.learner.ranks == count
+    settings = load_settings(preset=None, environ=values(container)).settings.learner
+    assert (settings.ranks, settings.ranks_seconds) == (count, None)  # else a rank that waits for a node ends the others
     # JobSet names the host of a pod after JobSet, replicated Job, number of the Job and number of the pod.
     hosts = [f"learner-{rank['name']}-0-{number}.{spec['network']['subdomain']}" for number in range(count)]
     assert spec["network"]["enableDNSHostnames"]
