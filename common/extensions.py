@@ -225,7 +225,8 @@ def bind_arguments(
 ) -> partial[Any]:
     """Return `function` with `args`, and with `kwargs` from `setting`. Raises `ConfigError` where it takes other arguments."""
     if wrong := signature_error(function, *args, **kwargs):
-        raise ConfigError(f"{entry_point} does not take {setting}", found=dict(kwargs), wanted=wrong)
+        wanted = f"arguments {inspect.signature(function)}"
+        raise ConfigError(f"{entry_point} does not take {setting}", found=f"{dict(kwargs)} ({wrong})", wanted=wanted)
     return partial(function, *args, **kwargs)
 
 
