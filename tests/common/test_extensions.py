@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.wire  # writes and imports modules
 
 MODULE = """
+from pathlib import Path
+
 def rooms(length, *, dark=False):
     return length, dark
 
@@ -53,7 +55,9 @@ def test_what_is_named_is_found(written):
         (MODULE, "{0}:", "env.entry_point is not complete: found '{0}:', wanted package.module:function"),
         (MODULE, "{0}s:rooms", "env.entry_point names a module that does not exist: found {0}s (No module named '{0}s'), wanted"),
         (MODULE, "{0}:room", "env.entry_point names no function of {0}: found room, wanted rooms"),
-        (MODULE, "{0}:size", "env.entry_point names no function of {0}: found size, a int, wanted one that exists"),
+        (MODULE, "{0}:size", "names no function of {0}: found size, a value of type int, wanted one such as rooms, Path"),
+        (MODULE, "{0}:gridworld", "env.entry_point names no function of {0}: found gridworld, wanted one such as rooms, Path"),
+        ("size = 3", "{0}:rooms", "env.entry_point names no function of {0}: found rooms, wanted one that exists"),
         ("import no_such_thing", "{0}:rooms", "names a module that does not exist: found {0} (No module named 'no_such_thing')"),
         ("x = 1\n1 / 0", "{0}:rooms", "names a module that does not import: found ZeroDivisionError: division by zero ("),
         ("x = 1\n1 / 0", "{0}:rooms", "{0}.py line 2), wanted {0}; `python -c 'import {0}'` shows more"),
