@@ -172,8 +172,10 @@ def import_attribute(
     found = getattr(module, name, None)
     if not accepts(found):
         known = [public for public, value in vars(module).items() if public[0] != "_" and accepts(value)]
-        shown = name if found is None else f"{name}, a {type(found).__name__}"
-        raise ConfigError(f"{setting} names no {what} of {module_name}", found=shown, wanted=similar_names(name, known))
+        known.sort(key=lambda public: getattr(vars(module)[public], "__module__", "") != module_name)  # last what it imports
+        shown = name if found is None else f"{name}, a value of type {type(found).__name__}"
+        wanted = similar_names(name, known, first=5)
+        raise ConfigError(f"{setting} names no {what} of {module_name}", found=shown, wanted=wanted)
     return found
 
 
@@ -225,7 +227,8 @@ def bind_arguments(
 ) -> partial[Any]:
     """Return `function` with `args`, and with `kwargs` from `setting`. Raises `ConfigError` where it takes other arguments."""
     if wrong := signature_error(function, *args, **kwargs):
-        raise ConfigError(f"{entry_point} does not take {setting}", found=dict(kwargs), wanted=wrong)
+        wanted = f"arguments {inspect.signature(function)}"
+        raise ConfigError(f"{entry_point} does not take {setting}", found=f"{dict(kwargs)} ({wrong})", wanted=wanted)
     return partial(function, *args, **kwargs)
 
 
@@ -240,9 +243,11 @@ def signature_error(function: Callable[..., Any], *args: object, **kwargs: objec
     return ""
 
 
-def similar_names(name: str, known: Iterable[str]) -> str:
-    """Return the names in `known` that resemble `name`, for an error message."""
-    return " or ".join(difflib.get_close_matches(name, list(known))) or "one that exists"
+def similar_names(name: str, known: Iterable[str], *, first: int = 0) -> str:
+    """Return the names in `known` that resemble `name`, or else the `first` ones, for an error message."""
+    names = list(known)
+    close, some = difflib.get_close_matches(name, names), ", ".join(names[:first])
+    return " or ".join(close) or (f"one such as {some}" if some else "one that exists")
 
 
 def _place(error: Exception) -> str:

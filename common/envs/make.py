@@ -156,7 +156,8 @@ def _from_registry(settings: EnvSettings, num_envs: int, mode: AutoresetMode, *,
             raise _unknown(env_id) from error
         raise ConfigError(f"{settings.id} cannot be built", found=str(error), fix="look at env.kwargs") from error
     except TypeError as error:
-        raise ConfigError(f"{settings.id} does not take env.kwargs", found=kwargs, wanted=str(error)) from error
+        found = f"{kwargs} ({error})"
+        raise ConfigError(f"{settings.id} does not take env.kwargs", found=found, fix="correct env.kwargs") from error
     if render or not any(hasattr(each.unwrapped, "func_env") for each in getattr(made, "envs", ())):
         return made
     compiled = _compiled(env_id, num_envs, kwargs)  # of an id without a vector environment of its own

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import traceback
 import warnings
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from threading import Thread
@@ -36,18 +37,35 @@ if TYPE_CHECKING:
 FIRST_ENV_STEPS = 1000  # random ones: faults that begin after some env steps are found here and not by crashing actors
 
 
-def check_environment(settings: Settings) -> None:
-    """Build one environment of the run, take its first env steps, and compare its spaces with algorithm and network.
+def check_environment(*runs: Settings) -> None:
+    """Build one environment of the runs, take its first env steps, and compare its spaces with algorithm and network.
 
-    Raises `ConfigError` with what is to be changed, also where the environment crashes or hangs: the trial has a process of its
-    own. What the environment prints goes to stderr, because the lines on stdout may be read by a program.
+    One that several runs have is built once, and what has no effect in several is named once. Raises `ConfigError` with what is
+    to be changed, also where the environment crashes or hangs: the trial has a process of its own. What the environment prints
+    goes to stderr, because the lines on stdout may be read by a program.
     """
+    answers: dict[str, dict[str, Any]] = {}
+    warned: dict[str, None] = {}
+    for settings in runs:
+        env = _of_one_process(settings)
+        key = env.model_dump_json()
+        answers[key] = answers.get(key) or _answer(env)
+        warned |= dict.fromkeys(_compare(settings, answers[key]))
+    for text in warned:
+        print(f"rookery: warning: {text}", file=sys.stderr)
+
+
+def _of_one_process(settings: Settings) -> EnvSettings:
+    """Return section `env` as a process that steps environments of the run has it."""
     workers = settings.policy_server.workers
     if workers and settings.env.num_envs % workers:
         wanted = f"a divisor of env.num_envs = {settings.env.num_envs}: each env worker steps the same number of environments"
         raise ConfigError("policy_server.workers", found=workers, wanted=wanted)
-    each = settings.env.num_envs // (workers or 1)
-    answer = _answer(settings.env.model_copy(update={"num_envs": each}))
+    return settings.env.model_copy(update={"num_envs": settings.env.num_envs // (workers or 1)})
+
+
+def _compare(settings: Settings, answer: dict[str, Any]) -> Iterator[str]:
+    """Compare a run with the answer of its trial; yield warnings of what has no effect. Raises `ConfigError`."""
     if "error" in answer:
         error = ConfigError(answer["error"])
         error.add_note(answer["traceback"])  # for --debug
@@ -55,21 +73,19 @@ def check_environment(settings: Settings) -> None:
     env = TypeAdapter(EnvSpec).validate_python(answer["spec"])
     if answer["offers_masks"]:
         fact = "offers an action_mask, which is not used: the policy also chooses actions that it forbids"
-        print(f"rookery: warning: {settings.env.name} {fact}; env.action_mask=true uses it", file=sys.stderr)
+        yield f"{settings.env.name} {fact}; env.action_mask=true uses it"
     settings.algorithm.require_actions(env.action)
     settings.algorithm.require_observations(env, settings.model)
     settings.model.normalises(env)
     if settings.model.conv != "auto" and not any(part.is_image for part in env.parts):
-        print(f"rookery: warning: model.conv has no effect: {settings.env.name} has no images", file=sys.stderr)
+        yield f"model.conv has no effect: {settings.env.name} has no images"
     if env.action.discrete and isinstance(settings.algorithm, ActorCriticSection) and settings.model.initial_log_std:
-        print(
-            f"rookery: warning: model.initial_log_std has no effect: actions of {settings.env.name} are discrete", file=sys.stderr
-        )
+        yield f"model.initial_log_std has no effect: actions of {settings.env.name} are discrete"
     for part in env.parts:
         if part.is_image and not settings.model.entry_point:
             settings.model.convolutions(part.observation_shape[-IMAGE_RANK:])
     for name in answer["unheeded"]:
-        print(f"rookery: warning: env.{name} has no effect on {settings.env.name}, which does not heed it", file=sys.stderr)
+        yield f"env.{name} has no effect on {settings.env.name}, which does not heed it"
 
 
 def _answer(env: EnvSettings) -> dict[str, Any]:

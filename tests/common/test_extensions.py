@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.wire  # writes and imports modules
 
 MODULE = """
+from pathlib import Path
+
 def rooms(length, *, dark=False):
     return length, dark
 
@@ -53,7 +55,9 @@ def test_what_is_named_is_found(written):
         (MODULE, "{0}:", "env.entry_point is not complete: found '{0}:', wanted package.module:function"),
         (MODULE, "{0}s:rooms", "env.entry_point names a module that does not exist: found {0}s (No module named '{0}s'), wanted"),
         (MODULE, "{0}:room", "env.entry_point names no function of {0}: found room, wanted rooms"),
-        (MODULE, "{0}:size", "env.entry_point names no function of {0}: found size, a int, wanted one that exists"),
+        (MODULE, "{0}:size", "names no function of {0}: found size, a value of type int, wanted one such as rooms, Path"),
+        (MODULE, "{0}:gridworld", "env.entry_point names no function of {0}: found gridworld, wanted one such as rooms, Path"),
+        ("size = 3", "{0}:rooms", "env.entry_point names no function of {0}: found rooms, wanted one that exists"),
         ("import no_such_thing", "{0}:rooms", "names a module that does not exist: found {0} (No module named 'no_such_thing')"),
         ("x = 1\n1 / 0", "{0}:rooms", "names a module that does not import: found ZeroDivisionError: division by zero ("),
         ("x = 1\n1 / 0", "{0}:rooms", "{0}.py line 2), wanted {0}; `python -c 'import {0}'` shows more"),
@@ -77,8 +81,10 @@ def test_arguments_are_given_when_they_fit():
 
 def test_arguments_that_do_not_fit_are_refused_before_the_call():
     """A slip in kwargs would otherwise be a TypeError from somewhere in the user's package."""
-    with pytest.raises(ConfigError, match=r"m:f does not take env.kwargs: found {'c': 2}, wanted missing a required"):
-        extensions.bind_arguments(lambda *, b: b, entry_point="m:f", setting="env.kwargs", kwargs={"c": 2})
+    with pytest.raises(ConfigError) as caught:
+        extensions.bind_arguments(lambda *, b=1: b, entry_point="m:f", setting="env.kwargs", kwargs={"c": 2})
+    found = "{'c': 2} (got an unexpected keyword argument 'c')"
+    assert str(caught.value) == f"m:f does not take env.kwargs: found {found}, wanted arguments (*, b=1)"
 
 
 # -- code that a run may name ----------------------------------------------------------------------------------------------------

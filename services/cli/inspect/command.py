@@ -7,6 +7,7 @@ import http.client
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,10 +68,10 @@ def _add_inspection(
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0.0 < seconds <= MAX_MEASUREMENT_SECONDS:  # False for NaN
-        raise ValueError
-    return seconds
+    with suppress(ValueError):
+        if 0.0 < (seconds := float(text)) <= MAX_MEASUREMENT_SECONDS:  # False for NaN
+            return seconds
+    raise argparse.ArgumentTypeError(f"found {text!r}, wanted seconds above 0, {MAX_MEASUREMENT_SECONDS:,.0f} at most")
 
 
 def _top(options: argparse.Namespace) -> int:

@@ -72,7 +72,7 @@ def _sweep(options: argparse.Namespace) -> int:
     show = make_view(sys.stdout, options.log_format or "auto").print_message
     with (
         extensions.restricted(options.allow_code, run=folder) if options.resume else nullcontext(),
-        train_processes() as trainer,
         open_sweep(file, folder, resume=options.resume, environ=os.environ) as sweep,
+        train_processes() as trainer,  # last: a stop signal ends the checks at once
     ):
         return run_sweep(sweep, folder, trainer=trainer, show=show, stdout=sys.stdout, environ=os.environ, options=passed)

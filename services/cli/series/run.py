@@ -25,9 +25,11 @@ from common.errors import ConfigError, ResourceError
 from common.runtime.disk import write_atomically
 from common.runtime.process import INTERRUPTED
 from common.runtime.run_directory import RunDirectory, held, is_config_of_a_run
+from common.tracking.remote import check_tracking
 from common.units import Seconds
 from services.cli.compare.runs import is_own, read_run, read_runs
 from services.cli.compare.tables import print_runs, result
+from services.cli.env_trial import check_environment
 from services.cli.series.grid import SERIES_FILE, Member, members, parse_seeds, split_overrides
 from services.cli.train import exit_with_parent
 from services.cli.train.instructions import ENDED_BY_SIGTERM
@@ -160,8 +162,18 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
     seeds = parse_seeds(request.seeds) if request.seeds is not None else saved.seeds if saved else (base.run.seed,)
     series = Series(preset=preset, overrides=shared, options=options, grid=grid, seeds=seeds)
     checked = [load_settings(preset=preset, overrides=series.overrides_of(member), environ=environ) for member in series.members]
-    kept = effective_settings(checked[:: len(seeds)], apart=grid)  # one of each combination of values
-    return replace(series, settings=kept), checked[0].settings
+    combinations = checked[:: len(seeds)]
+    if saved is None or request.overrides:  # others were tried when the series began
+        try_runs(combinations, environ)
+    return replace(series, settings=effective_settings(combinations, apart=grid)), checked[0].settings
+
+
+def try_runs(runs: Iterable[LoadedSettings], environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` where an environment of the runs fails in a trial or does not fit them, or a tracker cannot work."""
+    settings = [loaded.settings for loaded in runs]
+    check_environment(*settings)
+    for each in settings:
+        check_tracking(each.run.tracking, environ)
 
 
 def _require_names(saved: Series, grid: Mapping[str, tuple[str, ...]]) -> None:

@@ -32,6 +32,7 @@ from services.cli.series.run import (
     require_own_ids,
     require_settings,
     train_arguments,
+    try_runs,
     written_folder,
 )
 from services.cli.series.space import Choices, Sweep, as_text, read_sweep
@@ -61,6 +62,8 @@ def open_sweep(file: Path | None, folder: Path, *, resume: bool, environ: Mappin
     with held(RunDirectory(folder)) if resume else nullcontext():  # the files that are read are those that are continued
         sweep = read_sweep(source)
         _check(sweep, folder, resume=resume, environ=environ)
+        if not resume:
+            try_runs(_corners(sweep, environ), environ)
         files = {} if source == folder / FILE else {FILE: source.read_bytes()}
         with written_folder(folder, files, what="sweep", resume=resume):
             yield sweep

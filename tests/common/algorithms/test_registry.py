@@ -115,7 +115,7 @@ def test_an_entry_elsewhere_is_found_by_module_and_attribute(vector_env):
 @pytest.mark.parametrize(
     ("entry", "line"),
     [
-        (PPO, r"algorithm.name names no ENTRY of own_algorithms: found ENTRY, a type, wanted one that exists"),
+        (PPO, r"algorithm.name names no ENTRY of own_algorithms: found ENTRY, a value of type type, wanted one that exists"),
         (
             own_entry(algorithm=Lame),
             r"Lame cannot be built: found .*'model', wanted arguments settings, model",

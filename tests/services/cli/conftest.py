@@ -10,6 +10,8 @@ from common.config.load import as_yaml, load_settings
 from services.cli import env_trial
 from services.cli.app import main
 
+_answers = {}  # of trials
+
 
 def called(*words):
     """Exit code of `rookery WORDS`, however it ends."""
@@ -23,6 +25,21 @@ def called(*words):
 def _no_environment_is_slow(monkeypatch):
     """However long the trial of one takes on this machine: a user would be told so."""
     monkeypatch.setattr(env_trial, "SLOW_SECONDS", env_trial.BUILD_SECONDS)
+
+
+@pytest.fixture(autouse=True)
+def _environments_tried_once(monkeypatch):
+    """Try the environment of a preset in a process once, and not again in each test."""
+    answer = env_trial._answer
+
+    def once(env):
+        key = env.model_dump_json()
+        found = _answers.get(key) or answer(env)
+        if not (env.entry_point or "error" in found):  # the module of an entry point is another one in each folder
+            _answers[key] = found
+        return found
+
+    monkeypatch.setattr(env_trial, "_answer", once)
 
 
 @pytest.fixture

@@ -54,6 +54,7 @@ def _clean(tmp_path, monkeypatch):
         (["docter"], ["'docter'", "did you mean doctor?"]),
         (["doctor", "--seconds", "0"], ["--seconds", "'0'"]),
         (["doctor", "--seconds", "nan"], ["--seconds", "'nan'"]),
+        (["doctor", "--seconds", "abc"], ["argument --seconds: found 'abc', wanted seconds above 0, 86,400 at most"]),
         (["doctor", "--once"], ["unknown option --once"]),
         (["doctor"], ["no run is under way here", "--prometheus"]),
         (["doctor", "127.0.0.1:1", "--seconds", "1"], ["no service answers", "127.0.0.1:1"]),

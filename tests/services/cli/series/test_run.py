@@ -11,6 +11,7 @@ import pytest
 
 from common.config.load import find_preset, load_settings
 from common.errors import ConfigError
+from services.cli import env_trial
 from services.cli.series.run import SeriesRequest, is_series, open_series, run_series
 from tests.services.cli.conftest import called
 
@@ -286,6 +287,9 @@ def test_a_seed_beside_seeds_is_refused(ran, resume):
         ({"overrides": (), "seeds": "1-x"}, "--seeds"),
         ({"overrides": (), "seeds": "1", "preset": "pogn"}, "did you mean pong"),
         ({"overrides": (), "seeds": None, "resume": True}, "no series to resume"),
+        ({"overrides": ("env.id=CartPol-v1",), "seeds": "1-2"}, "unknown environment id: found CartPol-v1"),
+        ({"overrides": ("algorithm.name=ppo,td3",), "seeds": None}, "td3 needs continuous actions"),
+        ({"overrides": ("run.tracking=[],[mlflow]",), "seeds": None}, "run.tracking names mlflow"),
     ],
 )
 def test_bad_input_writes_nothing(tmp_path, request_, hint):
@@ -293,6 +297,28 @@ def test_bad_input_writes_nothing(tmp_path, request_, hint):
     with pytest.raises(ConfigError, match=hint), open_series(request, environ={}, now=NOW):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_setting_of_a_resume_that_cannot_work_is_refused_and_not_kept(ran, tmp_path):
+    ran(seeds="1")
+    before = (tmp_path / "series" / "series.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"CartPole-v1 does not take env.kwargs: found {'gravity': 9}"):
+        ran("env.kwargs.gravity=9", resume=True)
+    assert (tmp_path / "series" / "series.json").read_bytes() == before
+
+
+def test_an_environment_is_tried_once_for_all_runs_and_not_again_by_a_resume_alone(ran, monkeypatch):
+    tried, answer = [], env_trial._answer
+    monkeypatch.setattr(env_trial, "_answer", lambda env: (tried.append(env.num_envs), answer(env))[1])
+    ran("env.num_envs=4,8", "algorithm.learning_rate=1e-3,3e-4", seeds="1-2")
+    assert tried == [4, 8]
+    ran(seeds="1-3", resume=True)
+    assert tried == [4, 8]
+
+
+def test_what_has_no_effect_in_several_runs_is_named_once(ran, capsys):
+    ran("model.conv=impala", "algorithm.learning_rate=1e-3,3e-4", seeds="1-2")
+    assert capsys.readouterr().err == "rookery: warning: model.conv has no effect: CartPole-v1 has no images\n"
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):

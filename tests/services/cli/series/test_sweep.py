@@ -366,6 +366,12 @@ def test_stages_compare_trials_at_equal_env_steps():
         ("log: true", "log: 'yes'", "algorithm.learning_rate.log: found yes, wanted Input should be a valid boolean"),
         ("low: 1e-4", "low: '1e-4'", "algorithm.learning_rate.low"),
         ("[[64, 64], [8]]", "[[64, 64], [8], [ 8]]", r"choices of model.hidden: found .*, wanted different ones"),
+        ("{target.env_steps: 1000}", "{env.id: CartPol-v1}", "unknown environment id: found CartPol-v1"),
+        (
+            "epochs: {low: 2, high: 9}",
+            "epochs: {choices: [2, 9]}\n  env.id: {choices: [CartPole-v1, CartPole-v9]}",
+            "found CartPole-v9",
+        ),
         ("{target.env_steps: 1000}", "{algorithm.epochs: 3}", "found algorithm.epochs, wanted `settings` or `search`, not both"),
     ],
 )
