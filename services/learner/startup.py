@@ -217,13 +217,16 @@ def open_directory(invocation: Invocation, argv: Sequence[str]) -> RunDirectory:
     Raises `ConfigError` or `ResourceError`.
     """
     run, path = invocation.settings.run, invocation.run_dir
-    if path is not None and (
-        invocation.resume or (RunDirectory(path).begun and not RunDirectory(path).learning_curve_csv.exists())
-    ):
-        return run_directory.find(path)  # a restarted learner trains on a read-only disk, with a warning
     if path is None:
         path = run_directory.default_path(preset=run.preset, seed=run.seed, now=datetime.now(UTC).astimezone())
+    elif invocation.resume or _is_untrained(RunDirectory(path)):
+        return run_directory.find(path)  # a restarted learner trains on a read-only disk, with a warning
     return run_directory.create(path, config=_config_text(invocation, path), command=["rookery", "learner", *argv])
+
+
+def _is_untrained(directory: RunDirectory) -> bool:
+    """Return whether there is a run that trained nothing yet: the first save of a new run would remove earlier checkpoints."""
+    return directory.begun and not (directory.learning_curve_csv.exists() or directory.has_checkpoints)
 
 
 @contextmanager
