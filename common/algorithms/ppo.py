@@ -159,15 +159,15 @@ class PPO(ActorCriticLearner):
 
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""
-        return super().state_dict() | {"generator": self._generator.get_state(), "learning_rate": self._learning_rate}
+        adapted = {"learning_rate": self._learning_rate} if self._settings.lr_schedule == "kl_adaptive" else {}
+        return super().state_dict() | {"generator": self._generator.get_state()} | adapted
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`; ResourceError, and nothing changed, where the state is of another architecture."""
         super().load_state_dict(state)
         if "generator" in state:
             self._generator.set_state(state["generator"])
-        if self._settings.lr_schedule == "kl_adaptive" and "learning_rate" in state:  # others follow the settings, A3C saves none
-            self._learning_rate = state["learning_rate"]
+        self._learning_rate = state.get("learning_rate", self._learning_rate)  # an adapted rate; other schedules set theirs
 
 
 ENTRY = Entry(settings=PPOSettings, algorithm=PPO, policy=ActorCriticPolicy, recorded=recorded_log_prob)

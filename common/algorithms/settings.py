@@ -43,7 +43,7 @@ class PPOSettings(EpochsSection, ActorCriticSection):
     lr_schedule: Literal["constant", "linear", "kl_adaptive"] = Field(  # type: ignore[assignment]  # its update can measure one more
         default="constant",
         description="linear: down to lr_final; kl_adaptive: times or over 1.5, to stay near kl_target; a resumed run "
-        "keeps its rate, whatever learning_rate is then",
+        "keeps its adapted rate, whatever learning_rate is then",
     )
     kl_target: Annotated[float, OnlyIf("lr_schedule", "kl_adaptive")] = Field(
         default=0.01, gt=0.0, description="kl_adaptive: wanted KL divergence of one update, nats"

@@ -33,10 +33,13 @@ _NAME = re.compile(r"(checkpoint|\.replaced)-(\d+)")
 
 
 class CheckpointStore:
-    """Folder of the checkpoints of one run, of which it keeps the `keep` newest."""
+    """Folder of the checkpoints of one run, of which it keeps the `keep` newest.
 
-    def __init__(self, folder: Path, *, keep: int, disk: Disk = DISK) -> None:
-        self.folder, self.keep, self.disk = folder, keep, disk
+    `check`, called before anything there is changed, raises `ResourceError` where the folder is no longer this run's.
+    """
+
+    def __init__(self, folder: Path, *, keep: int, disk: Disk = DISK, check: Callable[[], object] = lambda: None) -> None:
+        self.folder, self.keep, self.disk, self.check = folder, keep, disk, check
         self.segment_files = SegmentFiles(folder)
 
     def save(self, checkpoint: Checkpoint) -> Path:
@@ -55,6 +58,7 @@ class CheckpointStore:
 
     def newest(self) -> Version:
         """Return the newest version that is there, whole or not; -1 without one. Raises `ResourceError`."""
+        self.check()  # ranks ask for it before any of them writes
         try:
             return max(by_version(self.folder), default=-1)
         except OSError as error:  # no descriptor is left, or the disk is gone
@@ -78,6 +82,7 @@ class CheckpointStore:
     @contextmanager
     def _saving(self, place: Path) -> Iterator[None]:
         """Remove the remains of an earlier save, and, where this one fails, its own; then raise `ResourceError`."""
+        self.check()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             _sweep(self.folder, self.disk)

@@ -50,6 +50,11 @@ class RunDirectory:
         return os.access(self.config, os.R_OK)
 
     @property
+    def has_checkpoints(self) -> bool:
+        """Return whether there is a checkpoint here from which the run could go on, good or not."""
+        return any(self.checkpoints.glob("checkpoint-*"))
+
+    @property
     def deleted(self) -> bool:
         """Return whether config.yaml, which every run has, is gone; False where that is unknown."""
         try:
@@ -93,7 +98,7 @@ def require_same_run(directory: RunDirectory, loaded: LoadedSettings) -> None:
     given = "" if is_config_of_a_run(loaded.provenance["run.id"]) else now.id
     compared = [("seed", now.seed, values.get("seed")), ("id", given, values.get("id"))]
     # A run without a checkpoint begins with the weights that are named now.
-    if loaded.provenance["run.init"] != DEFAULT and any(directory.checkpoints.glob("checkpoint-*")):
+    if loaded.provenance["run.init"] != DEFAULT and directory.has_checkpoints:
         compared.append(("init", now.init or "none", values.get("init") or "none"))
     for key, found, wanted in compared:
         if found != "" and wanted not in {None, "", found}:

@@ -179,7 +179,8 @@ class RunStore:
                 partial.unlink()
         segments = self._names(f"checkpoints/{SEGMENTS}")
         if segments:
-            named = set[str]().union(*(self._named_segments(name) for name in self._names("checkpoints") - {SEGMENTS}))
+            listed = {newest} | self._names("checkpoints") - {SEGMENTS}  # some listings lack what was just uploaded
+            named = set[str]().union(*map(self._named_segments, listed))
             for name in segments - named:
                 self._fs.rm_file(self._path(f"checkpoints/{SEGMENTS}/{name}"))
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -59,6 +59,7 @@ from services.learner.startup import (
     existing_run,
     open_directory,
     parse,
+    require_own,
     restore_config,
     with_run_id,
     write_config,
@@ -238,7 +239,8 @@ class _Root:
         if existing is None:
             opened(held(directory, inherited=invocation.run_lock if self.rank == 0 else None))
         # A rank that writes before rank 0 keeps the one before, from which all continue where rank 0 does not get to it.
-        store = CheckpointStore(directory.checkpoints, keep=settings.checkpoint.keep + (self.rank > 0))
+        keep, check = settings.checkpoint.keep + (self.rank > 0), partial(require_own, invocation, directory)
+        store = CheckpointStore(directory.checkpoints, keep=keep, check=check)
         record, session = open_state(invocation, directory, algorithm=self.algorithm, env=self.env, store=store, group=self.group)
         if self.group:
             check_same_data(self.group, env=self.env, run_id=record.run_id, model=self.algorithm.model)
@@ -259,7 +261,7 @@ class _Root:
         def save(checkpoint: Checkpoint) -> None:
             run.store.save(checkpoint)
             if not self.rank:
-                restore_config(self.invocation, run.directory)
+                restore_config(self.invocation, run.directory, self.resources)
 
         return RunCheckpoints(
             algorithm=self.algorithm,

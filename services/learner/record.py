@@ -352,6 +352,6 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str
     """Return the settings that changed since a checkpoint, with their values; a learning rate only where the run takes it."""
     keys = {**before, **now}
     changes = {key: f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys if before.get(key) != now.get(key)}
-    if now.get("algorithm.lr_schedule") == "kl_adaptive" and "algorithm.name" not in changes:
+    if before.get("algorithm.lr_schedule") == now.get("algorithm.lr_schedule") == "kl_adaptive":
         changes.pop("algorithm.learning_rate", None)  # the adapted rate goes on
     return changes

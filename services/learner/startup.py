@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,11 +16,10 @@ from common.algorithms.api import Algorithm, HasReplay, SavesReplay
 from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.registry import build_algorithm, build_payload
 from common.config import arguments
-from common.config.layers import parse_yaml
 from common.config.load import LoadedSettings, as_yaml, with_absolute_key_paths, with_chosen
 from common.config.schema import Settings
 from common.envs.spec import EnvSpec
-from common.errors import ConfigError
+from common.errors import ConfigError, ResourceError
 from common.models import arithmetic
 from common.models.snapshot import ParameterLayout
 from common.observability import logs
@@ -31,6 +30,7 @@ from common.runtime import machine, run_directory
 from common.runtime.copies import check_resumed, copy_address, restore_missing
 from common.runtime.disk import write_atomically
 from common.runtime.run_directory import RunDirectory, is_config_of_a_run, require_same_run
+from common.runtime.store import run_id
 
 STOPPED_JOB = 1  # exit code of a learner that was stopped before the end of its run, with `--job`
 
@@ -121,9 +121,7 @@ def _earlier_id(invocation: Invocation) -> str:
     if not invocation.resume or invocation.run_dir is None:
         return ""
     own = RunDirectory(invocation.run_dir)
-    values = parse_yaml(own.config.read_text(encoding="utf-8"), source=str(own.config)) if own.begun else None
-    run = values.get("run") if isinstance(values, dict) else None
-    return str(run.get("id", "")) if isinstance(run, dict) else ""
+    return str(run_id(own.config.read_bytes()) or "") if own.begun else ""
 
 
 # --- algorithm ---
@@ -217,13 +215,16 @@ def open_directory(invocation: Invocation, argv: Sequence[str]) -> RunDirectory:
     Raises `ConfigError` or `ResourceError`.
     """
     run, path = invocation.settings.run, invocation.run_dir
-    if path is not None and (
-        invocation.resume or (RunDirectory(path).begun and not RunDirectory(path).learning_curve_csv.exists())
-    ):
-        return run_directory.find(path)  # a restarted learner trains on a read-only disk, with a warning
     if path is None:
         path = run_directory.default_path(preset=run.preset, seed=run.seed, now=datetime.now(UTC).astimezone())
+    elif invocation.resume or _is_untrained(RunDirectory(path)):
+        return run_directory.find(path)  # a restarted learner trains on a read-only disk, with a warning
     return run_directory.create(path, config=_config_text(invocation, path), command=["rookery", "learner", *argv])
+
+
+def _is_untrained(directory: RunDirectory) -> bool:
+    """Return whether there is a run that trained nothing yet: the first save of a new run would remove earlier checkpoints."""
+    return directory.begun and not (directory.learning_curve_csv.exists() or directory.has_checkpoints)
 
 
 @contextmanager
@@ -252,16 +253,31 @@ def write_config(invocation: Invocation, directory: RunDirectory) -> None:
     _write_config(directory, text, why="the run continues with other settings", otherwise="it holds the settings of before")
 
 
-def restore_config(invocation: Invocation, directory: RunDirectory) -> None:
+def require_own(invocation: Invocation, directory: RunDirectory) -> None:
+    """Raise `ResourceError` where the run directory was deleted, and another run has begun in one of its name.
+
+    The lock keeps no such run out: it belongs to the deleted directory.
+    """
+    own, found = invocation.settings.run.id, None
+    with suppress(OSError):
+        found = run_id(directory.config.read_bytes())
+    if found and found != own:
+        fix = "move that run elsewhere: the next checkpoint of this one creates its directory again"
+        raise ResourceError("another run has taken this directory", found=f"{found} in {directory.path}", wanted=own, fix=fix)
+
+
+def restore_config(invocation: Invocation, directory: RunDirectory, resources: ExitStack) -> None:
     """Write config.yaml again, with a warning, where the run directory was deleted: nothing there could be resumed without it.
 
-    Call it after a checkpoint, which creates the directory. A disk that cannot be written costs a warning. Under `rookery train`
-    that command writes the file.
+    Call it after a checkpoint, which creates the directory. `resources` gets its lock. A disk that cannot be written costs a
+    warning. Under `rookery train` that command writes the file.
     """
     if directory.deleted and not invocation.config_named:
         consequence = "the run goes on and writes there; what the directory held is lost"
         _log.warning("run_directory_deleted", path=directory.path, consequence=consequence)
         text = _config_text(invocation, directory.path)
+        with suppress(ConfigError):  # where config.yaml alone was deleted, this process has the lock
+            resources.enter_context(run_directory.held(directory))  # before the file with which another learner could resume
         _write_config(directory, text, why="it was deleted", otherwise="the checkpoints there cannot be resumed")
 
 

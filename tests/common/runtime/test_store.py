@@ -324,6 +324,15 @@ def test_segments_of_the_replay_memory_are_uploaded_once_and_leave_with_the_last
     assert len(read(directory.checkpoints / "checkpoint-000000000002").files) == 2
 
 
+def test_the_segments_of_a_checkpoint_stay_where_the_listing_does_not_have_it_yet(directory, store, monkeypatch):
+    copy, place = RunStore(copy_address(store, directory.path)), "checkpoint-000000000002"
+    names, segment = copy._names, Segment(key="1", parts=[memoryview(np.zeros(100, np.uint8))])
+    CheckpointStore(directory.checkpoints, keep=3).save(replace(checkpoint(2), replay={"size": 1}, segments=[segment]))
+    monkeypatch.setattr(copy, "_names", lambda folder: names(folder) - {place})
+    copy.upload(directory, keep=3)
+    assert copy.download_checkpoint(place, directory.path / "again", segments=True) == ""
+
+
 @pytest.mark.parametrize("store", ["file"], indirect=True)
 def test_a_segment_whose_upload_was_killed_is_uploaded_again(directory, store):
     """A file system that writes in place has the name of a segment, and the first part of its content."""

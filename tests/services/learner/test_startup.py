@@ -8,8 +8,10 @@ import logging
 import os
 import shutil
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,13 +36,13 @@ from common.runtime import machine
 from common.runtime.checkpoint_files import Checkpoint
 from common.runtime.checkpoints import STATE_SETTINGS, CheckpointStore
 from common.runtime.copies import copy_address
-from common.runtime.run_directory import RunDirectory
+from common.runtime.run_directory import RunDirectory, held
 from common.runtime.store import RunStore
 from services.cli.train.plan import Request, make_plan
 from services.learner import startup
 from services.learner.resume import open_state
 from services.learner.saving import better_policy
-from services.learner.startup import open_directory, parse, restore_config, with_run_id, write_config
+from services.learner.startup import open_directory, parse, require_own, restore_config, with_run_id, write_config
 
 pytestmark = pytest.mark.service
 
@@ -196,13 +198,14 @@ def test_a_resumed_run_without_any_checkpoint_begins_at_zero():
     assert (record.version, record.env_steps) == (0, 0)
 
 
-def test_a_folder_that_was_made_for_it_is_taken_and_one_that_has_a_curve_is_not():
+@pytest.mark.parametrize("trained", ["learning_curve.csv", "checkpoints/checkpoint-000000000007"])
+def test_a_folder_that_was_made_for_it_is_taken_and_one_in_which_a_run_trained_is_not(trained):
     """The supervisor writes config.yaml and starts the learner; a second learner in the same folder would be another run."""
     _, directory, _ = begun()
     before = directory.config.read_bytes()
     assert open_directory(invoked("--run-dir", "run"), []).path == directory.path
     assert directory.config.read_bytes() == before
-    directory.learning_curve_csv.touch()
+    (directory.path / trained).mkdir(parents=True)
     with pytest.raises(ConfigError, match="in use"):
         open_directory(invoked("--run-dir", "run"), [])
 
@@ -308,12 +311,34 @@ def test_a_configuration_that_was_deleted_is_written_again_with_a_warning(caplog
     """Without the file the checkpoints in the folder could not be resumed."""
     invocation, directory, _ = begun("run.seed=7")
     before = directory.config.read_text()
-    restore_config(invocation, directory)
-    assert "run_directory_deleted" not in caplog.text
-    directory.config.unlink()
-    restore_config(invocation, directory)
+    with ExitStack() as resources:
+        restore_config(invocation, directory, resources)
+        assert "run_directory_deleted" not in caplog.text
+        for _ in range(2):
+            directory.config.unlink()
+            restore_config(invocation, directory, resources)
+            assert directory.config.read_text() == before
+            with pytest.raises(ConfigError, match="a run is under way"), held(directory):
+                pass  # the lock of the deleted directory keeps nobody out
     assert "run_directory_deleted" in caplog.text
-    assert directory.config.read_text() == before
+
+
+def test_a_run_writes_no_checkpoint_to_the_directory_of_another_run():
+    """Its own was deleted, and the other began in one of its name: a save would remove the checkpoints of the other."""
+    first, directory, _ = begun()
+    store = CheckpointStore(directory.checkpoints, keep=3, check=partial(require_own, first, directory))
+    own = Checkpoint(run_id="r", version=7, env_steps=7, architecture="a", counters={}, state={"w": torch.zeros(1)})
+    store.save(own)
+    shutil.rmtree(directory.path)
+    store.save(own)
+    shutil.rmtree(directory.path)
+    second, *_ = begun()
+    ids = rf"found {second.settings.run.id} in run, wanted {first.settings.run.id}"
+    changes = (lambda: store.save(own), lambda: store.save_best(own), lambda: store.remove_later(3), store.newest)
+    for change in changes:
+        with pytest.raises(ResourceError, match=f"another run has taken this directory: {ids}"):
+            change()
+    assert not directory.checkpoints.exists()
 
 
 def test_a_full_disk_keeps_the_configuration_of_before(monkeypatch, caplog):
