@@ -654,6 +654,7 @@ def test_no_policy_is_kept_for_a_worker_that_left() -> None:
         ({"arrays": {name: array[:0] for name, array in PLAYED.items()}}, DropReason.SCHEMA),
         ({"arrays": {name: np.ones(2**15 + 1, array.dtype) for name, array in PLAYED.items()}}, DropReason.SCHEMA),
         ({"arrays": PLAYED | {"episode_length": np.ones(1, np.int32)}}, DropReason.SCHEMA),
+        ({"arrays": PLAYED | {"episode_length": np.array([5, 0], np.int32)}}, DropReason.EPISODES),
         ({"arrays": PLAYED | {"episode_return": np.array([np.nan, 1.0], np.float32)}}, DropReason.NON_FINITE),
         ({"version": 1}, DropReason.VERSION),
     ],
