@@ -99,7 +99,7 @@ class Accounting:
         self.ledger.receive(worker.account, env_steps)
         self.ledger.drop(reason, env_steps)
         self.messages_dropped[reason] += messages
-        fields = {"worker": worker.key.name, "messages": messages, "env_steps": env_steps, "reason": str(reason)}
+        fields = {"worker": worker.key.name, "messages": messages, "env_steps": env_steps, "reason": reason}
         return [e.LogEvent(event="experience_lost", fields=fields, warning=True)]
 
     def close(self, worker: Worker, reason: DropReason = DropReason.WORKER_LOST) -> None:

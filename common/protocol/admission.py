@@ -129,7 +129,7 @@ class Admission:
         self.accounting.messages_dropped[error.reason] += 1
         worker.rejects.append(reject)
         self.registry.owe_credit(worker)
-        fields = {"worker": worker.key.name, "seq": seq, "reason": str(error.reason), "detail": reject.detail}
+        fields = {"worker": worker.key.name, "seq": seq, "reason": error.reason, "detail": reject.detail}
         return [e.LogEvent(event=event, fields=fields, warning=True)]
 
     # --- evaluations ---
