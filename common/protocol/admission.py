@@ -46,7 +46,7 @@ class Admission:
             return self._duplicate(worker, message)
         messages, env_steps = worker.missing(message.seq, message.env_steps_sent - message.env_steps)
         try:
-            self.accounting.check_claim(worker, env_steps + message.env_steps, messages=messages)
+            self.accounting.check_claim(worker, env_steps + message.env_steps, messages=messages + len(worker.ahead))
         except ProtocolError as error:
             return self.accounting.refuse_claim(worker, error)
         out = self.accounting.skip(worker, message.seq, messages, env_steps, DropReason.GAP)
@@ -56,7 +56,7 @@ class Admission:
             message = self._admissible(worker, message, newest)
         except ProtocolError as error:
             self.accounting.ledger.drop(error.reason, message.env_steps)
-            worker.complete(message.seq, message.env_steps)
+            worker.complete([message.seq], message.env_steps)
             worker.bad_messages += error.reason in BAD_CONTENT
             return out + self._reject("experience_refused", worker, message.seq, error)
         worker.bad_messages = 0
@@ -90,7 +90,7 @@ class Admission:
     def completed(self, worker: Worker, seq: units.Sequence, reason: str | None) -> None:
         """Count a taken message as trained on (`reason` None), or as dropped."""
         env_steps = worker.taken.pop(seq)
-        worker.complete(seq, env_steps)
+        worker.complete([seq], env_steps)
         self.states.completed(worker.key, seq, trained=reason is None)
         self.accounting.ledger.queued -= env_steps
         if reason is None:

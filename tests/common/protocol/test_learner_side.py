@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from common.protocol import codec, learner_side
 from common.protocol import events as e
 from common.protocol.content import EVALUATIONS
 from common.protocol.events import SENTENCE, RefusalCode, WorkerKey
-from common.protocol.incarnation import Worker
+from common.protocol.incarnation import HOLES, Worker
 from common.protocol.learner_side import BAD_MESSAGES, LearnerSide
 from common.protocol.ledger import Account
 from common.protocol.messages import (
@@ -443,6 +443,40 @@ def test_a_worker_that_sends_only_bad_messages_is_evicted_for_a_minute() -> None
     learner.now += 60.0
     assert refusal(learner.greet()) == (RefusalCode.FORGOTTEN, True)
     assert of(Welcome, learner.greet(incarnation=9))
+
+
+def test_a_worker_that_skips_numbers_while_a_message_waits_is_evicted() -> None:
+    """The learner remembers each skipped number until the lowest message is completed; a Hello may not skip more of them."""
+    learner = Learner()
+    learner.greet()
+    for number in range(BAD_MESSAGES + 2):
+        assert learner.side.evictions == 0
+        learner.send((HOLES + 1) * number, env_steps=0, env_steps_sent=0, arrays=ARRAYS | {"valid": np.zeros(4, np.bool_)})
+    (worker,) = learner.side._registry
+    assert (learner.side.evictions, len(worker.ahead)) == (1, HOLES)
+    learner = Learner()
+    learner.greet()
+    learner.send(0)
+    assert of(Welcome, learner.greet(resend_from=HOLES + 1, completed=4, produced=4))
+    assert refusal(learner.greet(resend_from=HOLES + 2, completed=4, produced=4)) == (RefusalCode.FORGOTTEN, True)
+
+
+def test_skipped_numbers_are_passed_through_once() -> None:
+    """With one pass for each of them, such messages occupied the I/O thread for minutes."""
+
+    class Counted(dict[int, int]):
+        passes = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.passes += 1
+            return super().__iter__()
+
+    ahead = Counted()
+    worker = Worker(
+        key=WorkerKey(name="a", incarnation=1), role="actor", index=0, generation=0, waiting={0: 4}, expected=1, ahead=ahead
+    )
+    worker.skip(HOLES, 8)
+    assert (ahead.passes, len(ahead), sum(ahead.values())) == (1, HOLES - 1, 8)
 
 
 def test_a_sound_message_between_bad_ones_keeps_its_worker() -> None:
