@@ -114,9 +114,9 @@ class Admission:
         if self.draining:
             raise ProtocolError(DropReason.RUN_ENDED, "the run is ending")
         room = self.config.window(actors=1) if worker.role == "actor" else 0  # the largest window there can be
-        if len(worker.waiting) >= room:
-            fact, wanted = "messages in the queue", f"less than {room}"
-            raise ProtocolError(DropReason.UNCREDITED, fact, found=len(worker.waiting), wanted=wanted)
+        waiting = len(worker.waiting) + self.registry.waiting_before(worker)
+        if waiting >= room:
+            raise ProtocolError(DropReason.UNCREDITED, "messages in the queue", found=waiting, wanted=f"less than {room}")
         check_experience(message, schema=self.config.schema, newest=newest)
         self.check(message)
         if worker.episodes is None:

@@ -371,6 +371,22 @@ def test_what_is_sent_without_credit_is_refused() -> None:
     assert learner.side.messages_dropped == {DropReason.UNCREDITED: 2}
 
 
+def test_waiting_messages_of_earlier_incarnations_hold_credits_of_their_slot() -> None:
+    """A worker that greets again and again, by its name or another, cannot grow the queue beyond one window."""
+    learner = Learner(max_actors=1)
+    learner.greet()
+    learner.send(0)
+    learner.send(1)
+    assert of(Welcome, learner.greet(incarnation=2))[0].credits == 0
+    learner.send(0)
+    learner.hear(b"a", Goodbye(reason="", produced=4))
+    assert of(Welcome, learner.greet("b", incarnation=3), b"b")[0].credits == 0
+    learner.send(0, "b")
+    assert (learner.side.waiting, learner.side.messages_dropped) == (2, {DropReason.UNCREDITED: 2})
+    assert of(Credit, learner.handle(e.Taken(items=items(0))), b"b")[0].credits == 1
+    assert any(isinstance(i, e.Experience) for i in learner.send(1, "b"))
+
+
 def test_both_sides_of_silence_are_filled() -> None:
     """A Credit each heartbeat, to evaluators too."""
     learner = Learner()
@@ -443,6 +459,20 @@ def test_a_worker_that_sends_only_bad_messages_is_evicted_for_a_minute() -> None
     learner.now += 60.0
     assert refusal(learner.greet()) == (RefusalCode.FORGOTTEN, True)
     assert of(Welcome, learner.greet(incarnation=9))
+
+
+def test_a_new_incarnation_continues_the_count_of_bad_messages() -> None:
+    """A Hello before each sixteenth message would spare a worker from eviction. After the eviction it begins with none."""
+    learner = Learner()
+    for incarnation in range(1, BAD_MESSAGES + 1):
+        learner.greet(incarnation=incarnation)
+        assert learner.side.evictions == 0
+        learner.send(0, arrays=SICK)
+    assert learner.side.evictions == 1
+    learner.now += 60.0
+    learner.greet(incarnation=BAD_MESSAGES + 1)
+    learner.send(0, arrays=SICK)
+    assert learner.side.evictions == 1
 
 
 def test_a_worker_that_skips_numbers_while_a_message_waits_is_evicted() -> None:
@@ -707,10 +737,12 @@ def test_a_bad_evaluation_is_refused_counted_and_rejected_in_a_credit(fields: di
 
 
 def test_a_flood_of_evaluations_is_refused() -> None:
-    """Each would write a line of the log and a row of the learning curve."""
+    """Each would write a line of the log and a row of the learning curve. A new incarnation may send no more of them."""
     learner, evaluation = Learner(), Evaluation(version=0, mode="greedy", arrays=PLAYED)
     learner.greet("evaluator", role="evaluator")
-    taken = [e.Evaluated(message=evaluation) in learner.hear(b"evaluator", evaluation) for _ in range(10)]
+    taken = [e.Evaluated(message=evaluation) in learner.hear(b"evaluator", evaluation) for _ in range(5)]
+    learner.greet("evaluator", role="evaluator", incarnation=2)
+    taken += [e.Evaluated(message=evaluation) in learner.hear(b"evaluator", evaluation) for _ in range(5)]
     assert taken == [True] * EVALUATIONS + [False] * (10 - EVALUATIONS)
     assert learner.side.messages_dropped == {DropReason.UNCREDITED: 10 - EVALUATIONS}
     learner.tick(1.0)
@@ -1159,7 +1191,7 @@ def test_a_slot_that_the_killed_learner_had_given_away_has_one_holder() -> None:
 
 def test_an_incarnation_that_was_replaced_before_the_checkpoint_is_counted_once() -> None:
     """Its messages were still in the queue, and one was trained on after it: the accounts of the killed learner name it."""
-    killed = Learner(credits=3)
+    killed = Learner(credits=4)
     killed.greet()
     for seq in range(3):
         killed.send(seq)

@@ -490,8 +490,8 @@ class World:
         assert learner.ledger.trained == sum(books.trained.values()), "trained"
         assert learner.ledger.queued == sum(message.env_steps for _, message in (*self.queue, *self.taken)), "queued"
         assert all(steps <= self.true[key] for key, steps in books.reported.items()), "more than was ever stepped"
-        waiting = Counter(key for key, _ in self.queue)
-        assert all(number <= self.room for number in waiting.values()), "a queue beyond the credits"
+        waiting = Counter(message.index for _, message in self.queue)
+        assert all(number <= self.room for number in waiting.values()), "a queue beyond the credits of a slot"
         assert all(learner.connected(role) <= self.config.slots(role) for role in ("actor", "evaluator"))
 
     def calm_down(self) -> None:
