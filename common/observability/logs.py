@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, Literal, TextIO
 
 from common.protocol.events import LogEvent
@@ -22,11 +23,11 @@ from common.units import Seconds
 
 REMOTE_CHARACTERS = 300  # of one field of a note
 INTERVAL_SECONDS: Seconds = 10.0  # one line for each event, sender and reason
-BURST = 32  # lines of one event at once, over all senders
-LINES_PER_SECOND = 0.5  # of one event in the long run, over all senders
+BURST = 32  # lines of one kind at once, over all senders
+LINES_PER_SECOND = 0.5  # of one kind in the long run, over all senders
 
 _FIELDS = "rookery_fields"  # attribute of the log record that carries the fields
-_SENDER = "rookery_sender"  # attribute of a limited record: its sender and its reason
+_LIMITED = "rookery_limited"  # attribute of a limited record: its kind and its sender
 
 
 _run = ""  # id of the run to which all lines of this process belong
@@ -62,20 +63,29 @@ class EventLog:
 
     def bug(self, event: str, /, *, error: BaseException, sender: Hashable = None) -> None:
         """Log an unforeseen exception with its traceback; where a `sender` can cause it, once in an interval."""
-        self._log(logging.CRITICAL, event, error, {}, sender)
+        self._log(logging.CRITICAL, event, error, {}, None if sender is None else (event, sender))
 
     def log_event(self, event: LogEvent) -> None:
-        """Log an event of a session, which a remote party can cause: limited by its sender and reason, its text short ASCII."""
+        """Log an event of a session, which a remote party can cause: limited by its sender and reason, its text short ASCII.
+
+        Events with different members of an enum are of different kinds: senders that are refused as `full` hide no other refusal.
+        """
         fields = {name: _short(value) for name, value in event.fields.items()}
         sender = tuple(fields.get(name) for name in ("worker", "route", "code", "reason"))
-        self._log(logging.WARNING if event.warning else logging.INFO, event.event, None, fields, sender)
+        kind = ":".join([event.event, *(value for value in event.fields.values() if isinstance(value, StrEnum))])
+        self._log(logging.WARNING if event.warning else logging.INFO, event.event, None, fields, (kind, sender))
 
     def _log(
-        self, level: int, event: str, error: BaseException | None, fields: Mapping[str, object], sender: Hashable = None
+        self,
+        level: int,
+        event: str,
+        error: BaseException | None,
+        fields: Mapping[str, object],
+        limited: tuple[str, Hashable] | None = None,
     ) -> None:
         if self._logger.isEnabledFor(level):
             said = {**fields, "error": f"{type(error).__name__}: {error}"} if error is not None else fields
-            self._logger.log(level, "%s", event, exc_info=error, extra={_FIELDS: said, _SENDER: sender})
+            self._logger.log(level, "%s", event, exc_info=error, extra={_FIELDS: said, _LIMITED: limited})
 
 
 def configure(
@@ -111,15 +121,15 @@ def flush() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """The number of lines of an event that were not written."""
+    """The number of lines of a kind that were not written."""
 
-    event: str
+    kind: str
     lines: int
-    seconds: Seconds  # since the first line of the event in this interval
+    seconds: Seconds  # since the first line of the kind in this interval
 
 
 @dataclass(slots=True)
-class _Event:
+class _Kind:
     tokens: float = BURST
     refilled_at: Seconds = -math.inf
     began_at: Seconds = 0.0
@@ -128,18 +138,18 @@ class _Event:
 
 
 class LogLimit:
-    """Decides which events become lines: one for each sender and interval, and a token bucket for each event over all senders.
+    """Decides which events become lines: one for each sender and interval, and a token bucket for each kind over all senders.
 
-    Every line that is left out is in one `LeftOut`. Memory is bounded by the number of event names, fixed in the code: a sender
+    Every line that is left out is in one `LeftOut`. Memory is bounded by the number of kinds, fixed in the code: a sender
     is remembered only if it got a line. Not thread-safe. `now` is the time on any monotonic clock.
     """
 
     def __init__(self) -> None:
-        self._events: dict[str, _Event] = {}
+        self._kinds: dict[str, _Kind] = {}
 
-    def admit(self, event: str, sender: Hashable, now: Seconds) -> bool:
+    def admit(self, kind: str, sender: Hashable, now: Seconds) -> bool:
         """Return whether this event is to be written; an event that is not is counted."""
-        state = self._events.setdefault(event, _Event(began_at=now))
+        state = self._kinds.setdefault(kind, _Kind(began_at=now))
         state.tokens = min(BURST, state.tokens + (now - state.refilled_at) * LINES_PER_SECOND)
         state.refilled_at = now
         if sender in state.seen or state.tokens < 1.0:
@@ -152,10 +162,10 @@ class LogLimit:
     def ended(self, now: Seconds, *, every: bool = False) -> list[LeftOut]:
         """Return the left-out lines of the intervals that have ended by `now` (`every`: of all intervals), each once."""
         out = []
-        for event, state in self._events.items():
+        for kind, state in self._kinds.items():
             if every or now - state.began_at >= INTERVAL_SECONDS:
                 if state.left_out:
-                    out.append(LeftOut(event=event, lines=state.left_out, seconds=now - state.began_at))
+                    out.append(LeftOut(kind=kind, lines=state.left_out, seconds=now - state.began_at))
                 state.began_at, state.left_out = now, 0
                 state.seen.clear()
         return out
@@ -170,9 +180,10 @@ class _LimitedHandler(logging.StreamHandler[TextIO]):
         self._lost = 0  # lines that the stream refused, not reported yet
 
     def emit(self, record: logging.LogRecord) -> None:
-        now, sender = self._clock(), getattr(record, _SENDER, None)
+        now = self._clock()
+        limited: tuple[str, Hashable] | None = getattr(record, _LIMITED, None)
         self._write(self._limit.ended(now))
-        if sender is None or self._limit.admit(record.getMessage(), sender, now):
+        if limited is None or self._limit.admit(*limited, now):
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
@@ -193,7 +204,7 @@ class _LimitedHandler(logging.StreamHandler[TextIO]):
             self._warn("lines_lost", lines=lost)
             self._lost = lost if self._lost > lost else 0
         for each in left_out:
-            self._warn("lines_left_out", of=each.event, lines=each.lines, seconds=round(each.seconds, 1))
+            self._warn("lines_left_out", of=each.kind, lines=each.lines, seconds=round(each.seconds, 1))
 
     def _warn(self, event: str, **fields: object) -> None:
         super().emit(logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING", "msg": event, _FIELDS: fields}))

@@ -51,10 +51,10 @@ class Accounting:
         messages, env_steps = (
             worker.missing(hello.resend_from, hello.completed) if worker else (hello.resend_from, hello.completed)
         )
-        account = worker.account if worker else Account()
+        account, ahead = (worker.account, len(worker.ahead)) if worker else (Account(), 0)
         limit = self._claim_limit(worker) if worker else self._config.in_flight(hello.role)
         try:
-            _check_claim(max(env_steps, account.claim(hello.produced)), limit=limit, messages=messages)
+            _check_claim(max(env_steps, account.claim(hello.produced)), limit=limit, messages=messages + ahead)
         except ProtocolError as error:
             return str(error)
         return ""
@@ -74,7 +74,7 @@ class Accounting:
             worker.claim_limit = self._config.in_flight(worker.role) + (worker.account.in_flight if self.resumed else 0)
 
     def check_claim(self, worker: Worker, env_steps: EnvSteps, *, messages: int = 0) -> None:
-        """Raise `ProtocolError` where a worker claims more than its credits allow: `env_steps`, or `messages` that it skipped."""
+        """Raise `ProtocolError` where a worker claims `env_steps` that its credits do not allow, or skips too many `messages`."""
         _check_claim(env_steps, limit=self._claim_limit(worker), messages=messages)
 
     def refuse_claim(self, worker: Worker, error: ProtocolError) -> list[e.Instruction]:
@@ -99,7 +99,7 @@ class Accounting:
         self.ledger.receive(worker.account, env_steps)
         self.ledger.drop(reason, env_steps)
         self.messages_dropped[reason] += messages
-        fields = {"worker": worker.key.name, "messages": messages, "env_steps": env_steps, "reason": str(reason)}
+        fields = {"worker": worker.key.name, "messages": messages, "env_steps": env_steps, "reason": reason}
         return [e.LogEvent(event="experience_lost", fields=fields, warning=True)]
 
     def close(self, worker: Worker, reason: DropReason = DropReason.WORKER_LOST) -> None:
@@ -121,4 +121,5 @@ def _check_claim(env_steps: EnvSteps, *, limit: EnvSteps, messages: int) -> None
         wanted = f"at most {limit}: the credits granted, in rollouts"
         raise ProtocolError(DropReason.UNCREDITED, "env steps claimed beyond those that arrived", found=env_steps, wanted=wanted)
     if messages > HOLES:
-        raise ProtocolError(DropReason.UNCREDITED, "messages skipped", found=messages, wanted=f"at most {HOLES}")
+        fact, wanted = "messages skipped or completed early", f"at most {HOLES}"
+        raise ProtocolError(DropReason.UNCREDITED, fact, found=messages, wanted=wanted)

@@ -46,7 +46,7 @@ class Admission:
             return self._duplicate(worker, message)
         messages, env_steps = worker.missing(message.seq, message.env_steps_sent - message.env_steps)
         try:
-            self.accounting.check_claim(worker, env_steps + message.env_steps, messages=messages)
+            self.accounting.check_claim(worker, env_steps + message.env_steps, messages=messages + len(worker.ahead))
         except ProtocolError as error:
             return self.accounting.refuse_claim(worker, error)
         out = self.accounting.skip(worker, message.seq, messages, env_steps, DropReason.GAP)
@@ -56,7 +56,7 @@ class Admission:
             message = self._admissible(worker, message, newest)
         except ProtocolError as error:
             self.accounting.ledger.drop(error.reason, message.env_steps)
-            worker.complete(message.seq, message.env_steps)
+            worker.complete([message.seq], message.env_steps)
             worker.bad_messages += error.reason in BAD_CONTENT
             return out + self._reject("experience_refused", worker, message.seq, error)
         worker.bad_messages = 0
@@ -90,7 +90,7 @@ class Admission:
     def completed(self, worker: Worker, seq: units.Sequence, reason: str | None) -> None:
         """Count a taken message as trained on (`reason` None), or as dropped."""
         env_steps = worker.taken.pop(seq)
-        worker.complete(seq, env_steps)
+        worker.complete([seq], env_steps)
         self.states.completed(worker.key, seq, trained=reason is None)
         self.accounting.ledger.queued -= env_steps
         if reason is None:
@@ -114,9 +114,9 @@ class Admission:
         if self.draining:
             raise ProtocolError(DropReason.RUN_ENDED, "the run is ending")
         room = self.config.window(actors=1) if worker.role == "actor" else 0  # the largest window there can be
-        if len(worker.waiting) >= room:
-            fact, wanted = "messages in the queue", f"less than {room}"
-            raise ProtocolError(DropReason.UNCREDITED, fact, found=len(worker.waiting), wanted=wanted)
+        waiting = len(worker.waiting) + self.registry.waiting_before(worker)
+        if waiting >= room:
+            raise ProtocolError(DropReason.UNCREDITED, "messages in the queue", found=waiting, wanted=f"less than {room}")
         check_experience(message, schema=self.config.schema, newest=newest)
         self.check(message)
         if worker.episodes is None:
@@ -129,7 +129,7 @@ class Admission:
         self.accounting.messages_dropped[error.reason] += 1
         worker.rejects.append(reject)
         self.registry.owe_credit(worker)
-        fields = {"worker": worker.key.name, "seq": seq, "reason": str(error.reason), "detail": reject.detail}
+        fields = {"worker": worker.key.name, "seq": seq, "reason": error.reason, "detail": reject.detail}
         return [e.LogEvent(event=event, fields=fields, warning=True)]
 
     # --- evaluations ---

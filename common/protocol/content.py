@@ -49,7 +49,7 @@ def check_experience(message: ExperienceMessage, *, schema: tuple[ArraySpec, ...
 
 
 def check_evaluation(message: Evaluation, *, known: bool, number: int) -> None:
-    """Raise `ProtocolError` unless a known policy played, in a known mode, and returns are finite with as many lengths.
+    """Raise `ProtocolError` unless a known policy played, in a known mode, and returns are finite with as many lengths from 1 on.
 
     `known` is whether the learner knows the version, and `number` counts the evaluations of the sender in this second, from 1:
     one that sends too many is refused, too.
@@ -70,6 +70,8 @@ def check_evaluation(message: Evaluation, *, known: bool, number: int) -> None:
     if len(returns) > EVALUATION_EPISODES:
         wanted = f"at most {EVALUATION_EPISODES}"
         raise ProtocolError(DropReason.SCHEMA, "episodes of an evaluation", found=len(returns), wanted=wanted)
+    if (shortest := lengths.min()) < 1:
+        raise ProtocolError(DropReason.EPISODES, "env steps of an episode of an evaluation", found=shortest, wanted="at least 1")
 
 
 # --- arrays ---

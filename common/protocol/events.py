@@ -135,7 +135,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEvent:
-    """Worth a log line: an event name and its fields."""
+    """Worth a log line: an event name and its fields. A code or reason of a closed list is a member of its enum."""
 
     event: str
     fields: dict[str, Any] = field(default_factory=dict)

@@ -259,7 +259,7 @@ def refusal(route: Route, code: RefusalCode, reason: str, *, retry: bool, incarn
     """Return a Refusal to send, and its log event."""
     reason = sentence(reason)
     warning = code != RefusalCode.DRAINING  # the end of a run is no fault
-    note = e.LogEvent(event="worker_refused", fields={"route": route.hex(), "code": str(code), "reason": reason}, warning=warning)
+    note = e.LogEvent(event="worker_refused", fields={"route": route.hex(), "code": code, "reason": reason}, warning=warning)
     return [e.Send(route=route, message=Refusal(code=code, reason=reason, retry=retry, incarnation=incarnation)), note]
 
 

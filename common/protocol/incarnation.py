@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain, repeat
 from typing import Any, Final, TypeAlias
 
 from common.errors import InternalError
@@ -18,7 +19,7 @@ EpisodeCheck: TypeAlias = Callable[[ExperienceMessage], ExperienceMessage]
 """Raises `ProtocolError` for a report of episodes that cannot be; returns the message with those that count."""
 
 
-HOLES = 1024  # missing numbers remembered one by one: more than any window
+HOLES = 1024  # numbers remembered one by one, because they are missing or were completed early: more than any window
 
 
 class WorkerState(StrEnum):
@@ -108,10 +109,10 @@ class Worker:
         """Return the time since its last message; of one from a checkpoint the time since its first turn."""
         return 0.0 if self.heard_at is None else now - self.heard_at
 
-    def complete(self, seq: Sequence, env_steps: EnvSteps) -> None:
-        """Record that message `seq` was trained on or dropped, for as long as a lower one was not."""
-        self.ahead[seq] = env_steps
-        if (completed := self.completed) > min(self.ahead):
+    def complete(self, seqs: Iterable[Sequence], env_steps: EnvSteps) -> None:
+        """Record that messages, of `env_steps` together, were trained on or dropped, for as long as a lower one was not."""
+        self.ahead.update(zip(seqs, chain([env_steps], repeat(0)), strict=False))
+        if (completed := self.completed) > min(self.ahead, default=completed):
             self.ahead = {number: steps for number, steps in self.ahead.items() if number >= completed}
 
     def expect(self, seq: Sequence) -> None:
@@ -124,9 +125,7 @@ class Worker:
         """Make message `seq` the next: those before it, of `env_steps` together, were dropped without having arrived."""
         holes = [number for number in range(self.expected, min(seq, self.expected + HOLES)) if number not in self.ahead]
         self.expect(seq)
-        for number in holes:
-            self.complete(number, env_steps)
-            env_steps = 0
+        self.complete(holes, env_steps)
 
     def missing(self, seq: Sequence, env_steps_sent: EnvSteps) -> tuple[int, EnvSteps]:
         """Return messages and env steps that never arrived, where all messages before `seq` held `env_steps_sent` env steps."""

@@ -194,6 +194,7 @@ class LearnerSide:
         fix = f"correct them, and greet again after {EVICTED_SECONDS:.0f} s"
         fact = f"{worker.bad_messages} messages were refused, and no experience between them was accepted; {fix}"
         fields = {"worker": worker.key.name, "messages": worker.bad_messages}
+        worker.bad_messages = 0  # its next incarnation begins with them
         note = e.LogEvent(event="worker_evicted", fields=fields, warning=True)
         return [*out, note, *refusal(route, RefusalCode.EVICTED, fact, retry=True)]
 
@@ -202,7 +203,7 @@ class LearnerSide:
             worker = self._registry[key]
             self._admission.taken(worker, seq)
             if worker.state is WorkerState.CLOSED:
-                self._registry.owe_credits()  # in lockstep the next incarnation of its slot waits for this credit
+                self._registry.owe_credits()  # the next incarnation of its slot waits for this credit
         return []
 
     def _completed(self, items: tuple[tuple[WorkerKey, Sequence], ...], reason: str | None) -> list[e.Instruction]:

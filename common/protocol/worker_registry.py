@@ -51,14 +51,15 @@ class WorkerRegistry:
         return self._connected[role]
 
     def window(self, worker: Worker) -> int:
-        """Return the credits of this worker. In lockstep waiting messages of earlier incarnations hold credits of their slot."""
+        """Return the credits of this worker: waiting messages of earlier incarnations hold credits of their slot."""
         if worker.role != "actor":
             return 0
-        window = self._config.window(self.connected("actor"))
-        if not self._config.lockstep:
-            return window
-        earlier = [other for other in self._replaced.values() if (other.role, other.index) == ("actor", worker.index)]
-        return max(0, window - sum(len(other.waiting) for other in earlier))
+        return max(0, self._config.window(self.connected("actor")) - self.waiting_before(worker))
+
+    def waiting_before(self, worker: Worker) -> int:
+        """Return the messages in the queue of incarnations, of this name or another, that held the slot of a worker before."""
+        slot = worker.role, worker.index
+        return sum(len(other.waiting) for other in self._replaced.values() if (other.role, other.index) == slot)
 
     def owe_credit(self, worker: Worker) -> None:
         """Let a worker get a Credit if it is connected: one that is away gets its acknowledgements after its next Hello."""
@@ -171,6 +172,9 @@ class WorkerRegistry:
         older = self._newest.get(key.name)
         index = older.index if older is not None and older.role == role else self._free(role)
         worker = Worker(key=key, role=role, index=index, generation=self._generations[role, index])
+        if older is not None:  # a new incarnation is no way around the limits of its name
+            worker.bad_messages = older.bad_messages
+            worker.evaluations, worker.evaluations_since = older.evaluations, older.evaluations_since
         self._generations[role, index] += 1  # of the slot, not of the name: the next holder has random streams of its own
         self._add(worker)
         return worker

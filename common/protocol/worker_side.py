@@ -234,6 +234,7 @@ class WorkerSide:
         self._kept.clear()
         self._next_seq = self._resend_from = self._env_steps_sent = self._produced = 0
         self._dropped = ()
+        self.window = 0  # until its Welcome: messages of its predecessor may hold credits
         return [e.NewIncarnation(incarnation=self.identity.incarnation), *self._greet(now)]
 
     def _credited(self, credit: Credit) -> list[e.Instruction]:

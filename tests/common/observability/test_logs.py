@@ -9,9 +9,10 @@ from contextlib import suppress
 
 import pytest
 
+from common.errors import DropReason
 from common.observability import logs
 from common.observability.logs import EventLog, configure, flush
-from common.protocol.events import LogEvent
+from common.protocol.events import LogEvent, RefusalCode
 
 pytestmark = pytest.mark.service
 
@@ -82,8 +83,9 @@ def test_what_workers_cause_is_limited_and_counted_and_what_the_service_does_is_
     """8 MB in seconds: two lines for each of a hostile worker's messages."""
     configure("learner", stream=output, clock=clock)
     log = EventLog("x")
+    fields = {"route": "ab", "code": RefusalCode.DECODE, "reason": "no"}
     for _ in range(1000):
-        log.log_event(LogEvent(event="worker_refused", fields={"route": "ab", "code": "decode", "reason": "no"}, warning=True))
+        log.log_event(LogEvent(event="worker_refused", fields=fields, warning=True))
         log.info("checkpoint_saved")
     lines = [line.split(" ", 1)[1] for line in output.getvalue().splitlines()]
     assert lines.count("learner WARNING worker_refused route=ab code=decode reason=no") == 1
@@ -91,7 +93,7 @@ def test_what_workers_cause_is_limited_and_counted_and_what_the_service_does_is_
     clock.now += 10.0
     log.info("learner_ended")
     lines = [line.split(" ", 1)[1] for line in output.getvalue().splitlines()]
-    assert lines[-2:] == ["learner WARNING lines_left_out of=worker_refused lines=999 seconds=10", "learner learner_ended"]
+    assert lines[-2:] == ["learner WARNING lines_left_out of=worker_refused:decode lines=999 seconds=10", "learner learner_ended"]
 
 
 def test_what_was_left_out_is_counted_at_the_end_too(output, clock):
@@ -117,22 +119,32 @@ def test_each_worker_is_a_sender_of_its_own(output, clock):
     assert output.getvalue().count("worker_left") == 2
 
 
+def test_workers_refused_for_one_reason_hide_no_other_refusal(output, clock):
+    """Workers that wait for a slot greet again every 3 s."""
+    configure("learner", stream=output, clock=clock)
+    waiting = [(f"{route}", RefusalCode.FULL) for route in range(logs.BURST + 1)]
+    for route, code in [*waiting, ("new", RefusalCode.ENVIRONMENT)]:
+        EventLog("x").log_event(LogEvent(event="worker_refused", fields={"route": route, "code": code}))
+    flush()
+    assert output.getvalue().count("code=full") == logs.BURST
+    assert "lines_left_out of=worker_refused:full lines=1 " in output.getvalue()
+    assert "worker_refused route=new code=environment" in output.getvalue()
+
+
 @pytest.mark.parametrize("form", ["plain", "json"])
-def test_a_minute_of_hostile_notes_is_less_than_a_megabyte(output, clock, form):
-    """Every event that a worker can cause, each time with another sender and as long as it can be."""
+def test_a_minute_of_hostile_notes_is_less_than_two_megabytes(output, clock, form):
+    """Every event and code that a worker can cause, each time with another sender and as long as it can be."""
     configure("learner", form=form, stream=output, clock=clock)
     log = EventLog("x")
-    for number in range(2000):
-        clock.now = number * 60 / 2000
-        for event in range(12):
-            text = f"{number}" + "\x00\u20ac" * 500
-            log.log_event(
-                LogEvent(
-                    event=f"worker_event_{event}", fields={"route": "ff" * 8, "worker": text, "reason": text, "detail": text}
-                )
-            )
+    kinds = [("refused", code) for code in (*RefusalCode, *DropReason)] + [(f"event_{number}", "") for number in range(12)]
+    for number in range(500):
+        clock.now = number * 60 / 500
+        text = f"{number}" + "\x00\u20ac" * 500
+        for event, code in kinds:
+            fields = {"route": "ff" * 8, "worker": text[:128], "code": code, "reason": text}
+            log.log_event(LogEvent(event=event, fields=fields))
     flush()
-    assert len(output.getvalue()) < 1_000_000
+    assert len(output.getvalue()) < 2_000_000
 
 
 def test_more_than_info_is_marked_and_less_than_the_level_is_not_said(output):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from common.protocol import codec, learner_side
 from common.protocol import events as e
 from common.protocol.content import EVALUATIONS
 from common.protocol.events import SENTENCE, RefusalCode, WorkerKey
-from common.protocol.incarnation import Worker
+from common.protocol.incarnation import HOLES, Worker
 from common.protocol.learner_side import BAD_MESSAGES, LearnerSide
 from common.protocol.ledger import Account
 from common.protocol.messages import (
@@ -371,6 +371,22 @@ def test_what_is_sent_without_credit_is_refused() -> None:
     assert learner.side.messages_dropped == {DropReason.UNCREDITED: 2}
 
 
+def test_waiting_messages_of_earlier_incarnations_hold_credits_of_their_slot() -> None:
+    """A worker that greets again and again, by its name or another, cannot grow the queue beyond one window."""
+    learner = Learner(max_actors=1)
+    learner.greet()
+    learner.send(0)
+    learner.send(1)
+    assert of(Welcome, learner.greet(incarnation=2))[0].credits == 0
+    learner.send(0)
+    learner.hear(b"a", Goodbye(reason="", produced=4))
+    assert of(Welcome, learner.greet("b", incarnation=3), b"b")[0].credits == 0
+    learner.send(0, "b")
+    assert (learner.side.waiting, learner.side.messages_dropped) == (2, {DropReason.UNCREDITED: 2})
+    assert of(Credit, learner.handle(e.Taken(items=items(0))), b"b")[0].credits == 1
+    assert any(isinstance(i, e.Experience) for i in learner.send(1, "b"))
+
+
 def test_both_sides_of_silence_are_filled() -> None:
     """A Credit each heartbeat, to evaluators too."""
     learner = Learner()
@@ -443,6 +459,54 @@ def test_a_worker_that_sends_only_bad_messages_is_evicted_for_a_minute() -> None
     learner.now += 60.0
     assert refusal(learner.greet()) == (RefusalCode.FORGOTTEN, True)
     assert of(Welcome, learner.greet(incarnation=9))
+
+
+def test_a_new_incarnation_continues_the_count_of_bad_messages() -> None:
+    """A Hello before each sixteenth message would spare a worker from eviction. After the eviction it begins with none."""
+    learner = Learner()
+    for incarnation in range(1, BAD_MESSAGES + 1):
+        learner.greet(incarnation=incarnation)
+        assert learner.side.evictions == 0
+        learner.send(0, arrays=SICK)
+    assert learner.side.evictions == 1
+    learner.now += 60.0
+    learner.greet(incarnation=BAD_MESSAGES + 1)
+    learner.send(0, arrays=SICK)
+    assert learner.side.evictions == 1
+
+
+def test_a_worker_that_skips_numbers_while_a_message_waits_is_evicted() -> None:
+    """The learner remembers each skipped number until the lowest message is completed; a Hello may not skip more of them."""
+    learner = Learner()
+    learner.greet()
+    for number in range(BAD_MESSAGES + 2):
+        assert learner.side.evictions == 0
+        learner.send((HOLES + 1) * number, env_steps=0, env_steps_sent=0, arrays=ARRAYS | {"valid": np.zeros(4, np.bool_)})
+    (worker,) = learner.side._registry
+    assert (learner.side.evictions, len(worker.ahead)) == (1, HOLES)
+    learner = Learner()
+    learner.greet()
+    learner.send(0)
+    assert of(Welcome, learner.greet(resend_from=HOLES + 1, completed=4, produced=4))
+    assert refusal(learner.greet(resend_from=HOLES + 2, completed=4, produced=4)) == (RefusalCode.FORGOTTEN, True)
+
+
+def test_skipped_numbers_are_passed_through_once() -> None:
+    """With one pass for each of them, such messages occupied the I/O thread for minutes."""
+
+    class Counted(dict[int, int]):
+        passes = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.passes += 1
+            return super().__iter__()
+
+    ahead = Counted()
+    worker = Worker(
+        key=WorkerKey(name="a", incarnation=1), role="actor", index=0, generation=0, waiting={0: 4}, expected=1, ahead=ahead
+    )
+    worker.skip(HOLES, 8)
+    assert (ahead.passes, len(ahead), sum(ahead.values())) == (1, HOLES - 1, 8)
 
 
 def test_a_sound_message_between_bad_ones_keeps_its_worker() -> None:
@@ -654,6 +718,7 @@ def test_no_policy_is_kept_for_a_worker_that_left() -> None:
         ({"arrays": {name: array[:0] for name, array in PLAYED.items()}}, DropReason.SCHEMA),
         ({"arrays": {name: np.ones(2**15 + 1, array.dtype) for name, array in PLAYED.items()}}, DropReason.SCHEMA),
         ({"arrays": PLAYED | {"episode_length": np.ones(1, np.int32)}}, DropReason.SCHEMA),
+        ({"arrays": PLAYED | {"episode_length": np.array([5, 0], np.int32)}}, DropReason.EPISODES),
         ({"arrays": PLAYED | {"episode_return": np.array([np.nan, 1.0], np.float32)}}, DropReason.NON_FINITE),
         ({"version": 1}, DropReason.VERSION),
     ],
@@ -672,10 +737,12 @@ def test_a_bad_evaluation_is_refused_counted_and_rejected_in_a_credit(fields: di
 
 
 def test_a_flood_of_evaluations_is_refused() -> None:
-    """Each would write a line of the log and a row of the learning curve."""
+    """Each would write a line of the log and a row of the learning curve. A new incarnation may send no more of them."""
     learner, evaluation = Learner(), Evaluation(version=0, mode="greedy", arrays=PLAYED)
     learner.greet("evaluator", role="evaluator")
-    taken = [e.Evaluated(message=evaluation) in learner.hear(b"evaluator", evaluation) for _ in range(10)]
+    taken = [e.Evaluated(message=evaluation) in learner.hear(b"evaluator", evaluation) for _ in range(5)]
+    learner.greet("evaluator", role="evaluator", incarnation=2)
+    taken += [e.Evaluated(message=evaluation) in learner.hear(b"evaluator", evaluation) for _ in range(5)]
     assert taken == [True] * EVALUATIONS + [False] * (10 - EVALUATIONS)
     assert learner.side.messages_dropped == {DropReason.UNCREDITED: 10 - EVALUATIONS}
     learner.tick(1.0)
@@ -1124,7 +1191,7 @@ def test_a_slot_that_the_killed_learner_had_given_away_has_one_holder() -> None:
 
 def test_an_incarnation_that_was_replaced_before_the_checkpoint_is_counted_once() -> None:
     """Its messages were still in the queue, and one was trained on after it: the accounts of the killed learner name it."""
-    killed = Learner(credits=3)
+    killed = Learner(credits=4)
     killed.greet()
     for seq in range(3):
         killed.send(seq)

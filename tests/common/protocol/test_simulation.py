@@ -203,7 +203,7 @@ class World:
             self.processes[self.processes.index(process)] = self._start(name, process.role)
 
     def _greet_by_a_foreign_name(self) -> None:
-        """Send up to four Hellos of an unknown sender, with counters of env steps that no process made."""
+        """Send up to four Hellos of an unknown sender, with counters of env steps that no process made, then experience."""
         if not self.chaos:
             return
         self._at(self._soon(3.0), self._greet_by_a_foreign_name)
@@ -228,6 +228,9 @@ class World:
         for _ in range(self.random.randint(1, 4)):
             self._up(foreign, hello)
             foreign.line.up_at += self._soon(0.6)
+        for seq in range(hello.resend_from, hello.resend_from + 2 * self.room):
+            arrays = {"reward": SOUND, "valid": VALID[0]}
+            self._up(foreign, Trajectory(seq=seq, version=0, env_steps=0, env_steps_sent=produced, arrays=arrays))
 
     # --- workers ---
 
@@ -490,8 +493,8 @@ class World:
         assert learner.ledger.trained == sum(books.trained.values()), "trained"
         assert learner.ledger.queued == sum(message.env_steps for _, message in (*self.queue, *self.taken)), "queued"
         assert all(steps <= self.true[key] for key, steps in books.reported.items()), "more than was ever stepped"
-        waiting = Counter(key for key, _ in self.queue)
-        assert all(number <= self.room for number in waiting.values()), "a queue beyond the credits"
+        waiting = Counter(message.index for _, message in self.queue)
+        assert all(number <= self.room for number in waiting.values()), "a queue beyond the credits of a slot"
         assert all(learner.connected(role) <= self.config.slots(role) for role in ("actor", "evaluator"))
 
     def calm_down(self) -> None:

@@ -325,6 +325,7 @@ def test_a_worker_goes_on_as_the_incarnation_that_the_learner_names(code: Refusa
     for _ in range(2):
         refuse(side, code, retry=True, incarnation=2**62 + 1)
     assert side.identity.incarnation == 2**62 + 1
+    assert not side.has_credit  # messages of its predecessor in the queue hold credits: the Welcome has the number left
     hear(side, replace(welcome(), incarnation=2**62 + 1))
     assert numbers(offer(side)) == [0]
 
