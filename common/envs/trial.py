@@ -28,16 +28,16 @@ def spec_of(settings: EnvSettings) -> EnvSpec:
 
 
 @contextmanager
-def trial(settings: EnvSettings, *, env_steps: int = 0) -> Iterator[VectorEnvironment]:
-    """Yield one environment that began an episode and took random actions; close it afterwards.
+def trial(settings: EnvSettings, *, num_envs: int = 1, env_steps: int = 0) -> Iterator[VectorEnvironment]:
+    """Yield `num_envs` environments, or as many as `build` makes, that took random actions; close them afterwards.
 
-    It takes `env_steps` of them, or as many as fit into `TRIAL_SECONDS`, and two at least. Errors as in `make`, and `ConfigError`
-    where the environment itself fails, shows another shape than its space, or returns numbers that are not finite.
+    Each takes `env_steps` of them, or as many as fit into `TRIAL_SECONDS`, and two at least. Errors as in `make`, and
+    `ConfigError` where the environment itself fails, or returns arrays of other shapes than its space or numbers not finite.
     """
     environment, wanted = None, "an environment"
     with ExitStack() as stack:
         try:
-            environment = stack.enter_context(closing(build(settings, 1)))
+            environment = stack.enter_context(closing(build(settings, num_envs)))
             wanted = f"observations of shape {environment.spec.observation_shape}"
             observation = environment.reset(0)
             _require_observation(observation, environment.spec, settings)
@@ -64,13 +64,10 @@ def trial(settings: EnvSettings, *, env_steps: int = 0) -> Iterator[VectorEnviro
 
 
 def _require_observation(observation: Array, spec: EnvSpec, settings: EnvSettings) -> None:
-    shown = observation.shape[1:]
-    fact = f"{settings.name} returns observations outside its observation space"
-    if shown != spec.observation_shape:
-        raise ConfigError(fact, found=f"shape {shown}", wanted=f"shape {spec.observation_shape}", fix="correct the environment")
     for path, values, choices in split(spec, observation):
         _require_finite(values, f"observations {path}".strip(), settings)
         if choices and not ((values >= 0) & (values < choices)).all():
+            fact = f"{settings.name} returns observations outside its observation space"
             found = f"{path} {values[0].tolist()}".strip()
             raise ConfigError(fact, found=found, wanted=f"0 to below {choices}", fix="correct the environment")
 
