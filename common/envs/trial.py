@@ -74,7 +74,7 @@ def _require_observation(observation: Array, spec: EnvSpec, settings: EnvSetting
 
 def _require_finite(values: Array, what: str, settings: EnvSettings) -> None:
     if not np.isfinite(values).all():
-        fact, found = f"{settings.name} returns {what} that are not finite", str(values[~np.isfinite(values)][0])
+        fact, found = f"{settings.name} returns {what} that are not finite as float32", str(values[~np.isfinite(values)][0])
         raise ConfigError(fact, found=found, wanted="finite numbers", fix="correct the environment")
 
 

@@ -813,6 +813,13 @@ def test_a_vector_environment_that_shows_another_shape_is_refused(own, monkeypat
         spec_of(own(lambda: built))
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_a_number_beyond_float32_is_refused_as_such(own) -> None:
+    said = r"returns observations that are not finite as float32: found inf, wanted finite numbers"
+    with pytest.raises(ConfigError, match=said):
+        spec_of(own(lambda: Echo(Box(-np.inf, np.inf, (2,), np.float64), DISCRETE, np.array([1e300, 0.0]))))
+
+
 class ByHand(VectorEnv):
     """Returns the same each time; `spoilt` replaces its observation, reward, terminated or truncated."""
 

@@ -158,8 +158,11 @@ def _module(tmp_path, monkeypatch):
             ["cartpole", "env.entry_point=newcomers:RaisesLater"],
             ["RaisesLater fails", "found ValueError: no such level"],
         ),
-        (["cartpole", "env.entry_point=newcomers:NotANumber"], ["returns rewards that are not finite: found nan"]),
-        (["cartpole", "env.entry_point=newcomers:NotANumberLater"], ["returns rewards that are not finite: found nan"]),
+        (["cartpole", "env.entry_point=newcomers:NotANumber"], ["returns rewards that are not finite as float32: found nan"]),
+        (
+            ["cartpole", "env.entry_point=newcomers:NotANumberLater"],
+            ["returns rewards that are not finite as float32: found nan"],
+        ),
         (["cartpole", "env.entry_point=newcomers:OtherShape"], ["newcomers:OtherShape fails", "observations of shape (3,)"]),
         (["pendulum-td3", "env.id=CartPole-v1"], ["td3 needs continuous actions: found 2 discrete", "algorithm.name=dqn"]),
         (["cartpole-dqn", "env.id=Pendulum-v1"], ["dqn cannot choose", "algorithm.name=td3"]),
