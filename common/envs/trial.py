@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from typing import Any
 
+import gymnasium
 import numpy as np
+from gymnasium.vector import SyncVectorEnv
 
 from common.envs.leaves import action_mask, random_allowed, split
 from common.envs.make import build
@@ -41,7 +44,9 @@ def trial(settings: EnvSettings, *, num_envs: int = 1, env_steps: int = 0) -> It
             wanted = f"observations of shape {environment.spec.observation_shape}"
             observation = environment.reset(0)
             _require_observation(observation, environment.spec, settings)
-            wanted += ", and a single number as each reward"
+            wanted += ", a single number as each reward, and a bool as terminated and as truncated"
+            if type(environment.native) is SyncVectorEnv:
+                environment.native.envs = [_RequiresEnds(env) for env in environment.native.envs]
             random, until = np.random.default_rng(0), time.monotonic() + TRIAL_SECONDS
             for number in range(env_steps):
                 if number >= LEAST_STEPS and time.monotonic() >= until:
@@ -61,6 +66,17 @@ def trial(settings: EnvSettings, *, num_envs: int = 1, env_steps: int = 0) -> It
                 fix += ", or set env.action_mask=true"
             raise ConfigError(fact, found=found, wanted=wanted, fix=fix) from error
         yield environment
+
+
+class _RequiresEnds(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Refuses ends that are no numbers: gymnasium takes None for False, and no episode ends."""
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """As of `gymnasium.Env`."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if not all(isinstance(end, int | float) or hasattr(end, "dtype") for end in (terminated, truncated)):
+            raise TypeError(f"terminated {terminated!r}, truncated {truncated!r}")
+        return observation, reward, terminated, truncated, info
 
 
 def _require_observation(observation: Array, spec: EnvSpec, settings: EnvSettings) -> None:

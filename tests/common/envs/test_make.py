@@ -799,9 +799,32 @@ def test_a_reward_that_is_an_array_is_refused_with_what_a_reward_is(own) -> None
         vars(env)["step"] = lambda action: (step(action)[0], np.array([1.0]), False, False, {})
         return env
 
-    said = r"wanted observations of shape .*, and a single number as each reward"
+    said = r"wanted observations of shape .*, a single number as each reward, and a bool as terminated and as truncated"
     with pytest.raises(ConfigError, match=said), trial(own(build), env_steps=1):
         pass
+
+
+@pytest.mark.parametrize("ends", [(None, False), (False, None), ("no", False)])
+def test_an_end_that_is_no_bool_is_refused(own, ends) -> None:
+    """Gymnasium takes None for False: no episode would end."""
+
+    class Endless(Echo):
+        def step(self, action):
+            return *super().step(action)[:2], *ends, {}
+
+    said = rf"found TypeError: terminated {ends[0]!r}, truncated {ends[1]!r}, wanted .* a bool as terminated and as truncated"
+    with pytest.raises(ConfigError, match=said), trial(own(lambda: Endless(VECTOR, DISCRETE)), env_steps=1):
+        pass
+
+
+@pytest.mark.parametrize("end", [True, 1, 1.0, np.True_, np.int8(1), np.array(True)])
+def test_an_end_that_is_a_number_is_none_that_is_refused(own, end) -> None:
+    class Ends(Echo):
+        def step(self, action):
+            return *super().step(action)[:2], end, False, {}
+
+    with trial(own(lambda: Ends(VECTOR, DISCRETE)), env_steps=1) as environment:
+        assert environment.step(np.zeros(1, int)).start.all()
 
 
 def test_a_vector_environment_that_shows_another_shape_is_refused(own, monkeypatch: pytest.MonkeyPatch) -> None:
