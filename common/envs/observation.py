@@ -47,7 +47,7 @@ class ObservationReader:
         if isinstance(env, AtariVectorEnv):
             seen = [_cropped(seen[0], settings.crop)]
         self._in_info = self._mask is not None and mask is None
-        self._casts = [each.cast for each in (*seen, *([mask] if self._mask and mask else []))]
+        self._seen = [*seen, *([mask] if self._mask and mask else [])]
         self._leaves = (*(each.leaf for each in seen), *([self._mask] if self._mask else []))
 
     def described(self) -> dict[str, Any]:
@@ -62,11 +62,12 @@ class ObservationReader:
     def __call__(self, batch: Any, info: Mapping[str, Any], *, acted_on: NDArray[np.bool_]) -> Array:
         """Return the observations [B, *frame] of a batch; an action is chosen on those of `acted_on` [B].
 
-        Raises `ConfigError` for a mask of another form, and for one that allows no action where one is chosen.
+        Raises `ConfigError` for an array of another shape than its space, for a mask of another form, and for one that allows no
+        action where one is chosen.
         """
+        arrays = [self._cast(each, batch, len(acted_on)) for each in self._seen]
         if len(self._leaves) == 1:
-            return self._casts[0](batch)
-        arrays = [cast(batch) for cast in self._casts]
+            return arrays[0]
         if self._in_info:
             unknown = () if acted_on.any() else np.ones((len(acted_on), len(self._leaves[-1].choices)), np.uint8)
             arrays.append(np.asarray(info.get(ACTION_MASK, unknown)))
@@ -116,6 +117,13 @@ class ObservationReader:
                     fact, wanted = f"{self._name} returns an observation without {path}", "all arrays of its space, each time"
                     raise ConfigError(fact, found=found, wanted=wanted, fix="correct the environment") from None
 
+    def _cast(self, each: DescribedLeaf, batch: Any, rows: int) -> Array:
+        array = reduce(getitem, each.keys, batch)
+        if (found := np.shape(array)) != (wanted := (rows, *each.shape)):  # a cast would make rows of any numbers
+            fact, where = f"{self._name} returns observations outside its observation space", f"{each.leaf.path} shape".strip()
+            raise ConfigError(fact, found=f"{where} {found}", wanted=f"shape {wanted}", fix="correct the environment")
+        return each.cast(array)
+
     def _check(self, mask: Array, info: Mapping[str, Any], acted_on: NDArray[np.bool_]) -> None:
         if mask.shape != (len(acted_on), len(self._leaves[-1].choices)):
             raise self._wrong_mask(f"one of shape {mask.shape[1:]}" if mask.size else f"none in info, with {sorted(info)}")
@@ -157,4 +165,4 @@ def _cropped(image: DescribedLeaf, rows: tuple[int, int]) -> DescribedLeaf:
     """Return an Atari image without `rows` at top and bottom: a view, nothing is copied."""
     (*stacked, height, width), whole, (top, bottom) = image.leaf.shape, image.cast, rows  # a user's function may stack frames
     leaf = replace(image.leaf, shape=(*stacked, height - top - bottom, width))
-    return DescribedLeaf(leaf, lambda batch: whole(batch)[..., top : height - bottom, :])
+    return image._replace(leaf=leaf, cast=lambda batch: whole(batch)[..., top : height - bottom, :])

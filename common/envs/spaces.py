@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial, reduce
-from operator import getitem
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,10 +26,12 @@ _WRAP = "wrap it in a function of your own, env.entry_point"
 
 
 class DescribedLeaf(NamedTuple):
-    """A leaf, and the function that takes its values [B, *shape] out of a batch of observations as gymnasium makes it."""
+    """A leaf, the function that casts a batch of its values, and their keys and shape in an observation of gymnasium."""
 
     leaf: Leaf
-    cast: Callable[[Any], Array]
+    cast: Callable[[Any], Array]  # from [B, *shape]
+    keys: tuple[Any, ...]
+    shape: tuple[int, ...]
 
 
 def describe_observation(space: Space[Any], chosen: Sequence[str] = ()) -> list[DescribedLeaf]:
@@ -48,10 +49,9 @@ def describe_observation(space: Space[Any], chosen: Sequence[str] = ()) -> list[
         wanted = f"some of {', '.join(paths)}" if any(paths) else "nothing for an observation of one array"
         raise ConfigError("env.leaves names what the observation does not have", found=unknown, wanted=wanted)
     return [
-        DescribedLeaf(leaf, partial(_cast_inside, keys, cast) if keys else cast)
+        DescribedLeaf(*_describe_leaf(inner, path), keys, inner.shape or ())
         for path, keys, inner in inside
         if not chosen or _lies_in(path, chosen)
-        for leaf, cast in [_describe_leaf(inner, path)]
     ]
 
 
@@ -70,16 +70,12 @@ def _lies_in(path: str, chosen: Sequence[str]) -> bool:
     return any(path == name or path.startswith(f"{name}/") for name in chosen)
 
 
-def _cast_inside(keys: tuple[Any, ...], cast: Callable[[Any], Array], batch: Any) -> Array:
-    return cast(reduce(getitem, keys, batch))
-
-
-def _describe_leaf(space: Space[Any], path: str) -> DescribedLeaf:
+def _describe_leaf(space: Space[Any], path: str) -> tuple[Leaf, Callable[[Any], Array]]:
     if isinstance(space, Discrete | MultiDiscrete | MultiBinary):
         choices, start = _choices(space)
         size = len(choices)
         leaf = Leaf(path=path, shape=(size,), dtype="int32", choices=choices)
-        return DescribedLeaf(leaf, lambda batch: (batch - start).reshape(-1, size).astype(np.int32))
+        return leaf, lambda batch: (batch - start).reshape(-1, size).astype(np.int32)
     if not isinstance(space, Box):
         wanted = "a Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them"
         fix = f"choose others with env.leaves, or {_WRAP}" if path else _WRAP
@@ -97,7 +93,7 @@ def _describe_leaf(space: Space[Any], path: str) -> DescribedLeaf:
     if not _is_image(shape, space.dtype):
         size = int(np.prod(space.shape))
         leaf = Leaf(path=path, shape=(size,), dtype="float32")
-        return DescribedLeaf(leaf, lambda batch: batch.reshape(-1, size).astype(np.float32, copy=False))
+        return leaf, lambda batch: batch.reshape(-1, size).astype(np.float32, copy=False)
     one_channel = len(shape) == 3 and shape[0] == 1  # noqa: PLR2004 - a grey image
     shape = shape[1:] if one_channel else shape
 
@@ -107,11 +103,11 @@ def _describe_leaf(space: Space[Any], path: str) -> DescribedLeaf:
 
     largest = max(float(np.abs(bound.astype(np.float64)).max()) for bound in (space.low, space.high))
     if space.dtype == np.uint8 and largest == np.iinfo(np.uint8).max:  # planes of 0 and 1 are numbers as others are
-        return DescribedLeaf(Leaf(path=path, shape=shape, dtype="uint8"), planes)
+        return Leaf(path=path, shape=shape, dtype="uint8"), planes
     # As bytes are: 0 to 255 becomes 0 to 1. The largest number of the dtype is no bound.
     divisor = np.float32(largest if 1.0 < largest < _largest(space.dtype) else 1.0)
     leaf = Leaf(path=path, shape=shape, dtype="float32")
-    return DescribedLeaf(leaf, lambda batch: planes(batch).astype(np.float32) / divisor)
+    return leaf, lambda batch: planes(batch).astype(np.float32) / divisor
 
 
 def _channels_last(first: int, middle: int, last: int) -> bool:

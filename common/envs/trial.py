@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from typing import Any
 
+import gymnasium
 import numpy as np
+from gymnasium.vector import SyncVectorEnv
 
 from common.envs.leaves import action_mask, random_allowed, split
 from common.envs.make import build
@@ -28,20 +31,22 @@ def spec_of(settings: EnvSettings) -> EnvSpec:
 
 
 @contextmanager
-def trial(settings: EnvSettings, *, env_steps: int = 0) -> Iterator[VectorEnvironment]:
-    """Yield one environment that began an episode and took random actions; close it afterwards.
+def trial(settings: EnvSettings, *, num_envs: int = 1, env_steps: int = 0) -> Iterator[VectorEnvironment]:
+    """Yield `num_envs` environments, or as many as `build` makes, that took random actions; close them afterwards.
 
-    It takes `env_steps` of them, or as many as fit into `TRIAL_SECONDS`, and two at least. Errors as in `make`, and `ConfigError`
-    where the environment itself fails, shows another shape than its space, or returns numbers that are not finite.
+    Each takes `env_steps` of them, or as many as fit into `TRIAL_SECONDS`, and two at least. Errors as in `make`, and
+    `ConfigError` where the environment itself fails, or returns arrays of other shapes than its space or numbers not finite.
     """
     environment, wanted = None, "an environment"
     with ExitStack() as stack:
         try:
-            environment = stack.enter_context(closing(build(settings, 1)))
+            environment = stack.enter_context(closing(build(settings, num_envs)))
             wanted = f"observations of shape {environment.spec.observation_shape}"
             observation = environment.reset(0)
             _require_observation(observation, environment.spec, settings)
-            wanted += ", and a single number as each reward"
+            wanted += ", a single number as each reward, and a bool as terminated and as truncated"
+            if type(environment.native) is SyncVectorEnv:
+                environment.native.envs = [_RequiresEnds(env) for env in environment.native.envs]
             random, until = np.random.default_rng(0), time.monotonic() + TRIAL_SECONDS
             for number in range(env_steps):
                 if number >= LEAST_STEPS and time.monotonic() >= until:
@@ -63,21 +68,29 @@ def trial(settings: EnvSettings, *, env_steps: int = 0) -> Iterator[VectorEnviro
         yield environment
 
 
+class _RequiresEnds(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Refuses ends that are no numbers: gymnasium takes None for False, and no episode ends."""
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """As of `gymnasium.Env`."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if not all(isinstance(end, int | float) or hasattr(end, "dtype") for end in (terminated, truncated)):
+            raise TypeError(f"terminated {terminated!r}, truncated {truncated!r}")
+        return observation, reward, terminated, truncated, info
+
+
 def _require_observation(observation: Array, spec: EnvSpec, settings: EnvSettings) -> None:
-    shown = observation.shape[1:]
-    fact = f"{settings.name} returns observations outside its observation space"
-    if shown != spec.observation_shape:
-        raise ConfigError(fact, found=f"shape {shown}", wanted=f"shape {spec.observation_shape}", fix="correct the environment")
     for path, values, choices in split(spec, observation):
         _require_finite(values, f"observations {path}".strip(), settings)
         if choices and not ((values >= 0) & (values < choices)).all():
+            fact = f"{settings.name} returns observations outside its observation space"
             found = f"{path} {values[0].tolist()}".strip()
             raise ConfigError(fact, found=found, wanted=f"0 to below {choices}", fix="correct the environment")
 
 
 def _require_finite(values: Array, what: str, settings: EnvSettings) -> None:
     if not np.isfinite(values).all():
-        fact, found = f"{settings.name} returns {what} that are not finite", str(values[~np.isfinite(values)][0])
+        fact, found = f"{settings.name} returns {what} that are not finite as float32", str(values[~np.isfinite(values)][0])
         raise ConfigError(fact, found=found, wanted="finite numbers", fix="correct the environment")
 
 

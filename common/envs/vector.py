@@ -25,6 +25,7 @@ from common.envs.agents import STARTS, AgentRows
 from common.envs.observation import AnyVectorEnv, ObservationReader
 from common.envs.spaces import describe_action
 from common.envs.spec import ACTION_MASK, EnvSettings, EnvSpec
+from common.errors import ConfigError
 
 Array: TypeAlias = NDArray[Any]
 
@@ -50,6 +51,7 @@ class VectorEnvironment:
 
     def __init__(self, env: AnyVectorEnv, *, settings: EnvSettings, mode: AutoresetMode) -> None:
         """Take over `env`, which resets itself by `mode`. Raises `ConfigError` for a space that is not supported."""
+        self._name = settings.name
         action, self.to_native = describe_action(env.single_action_space)
         self._observed = ObservationReader(env, settings, action)
         ours = isinstance(env, AtariVectorEnv) and not settings.entry_point  # else a function chose how many frames it skips
@@ -95,7 +97,10 @@ class VectorEnvironment:
         return self._observed(observation, info, acted_on=self._all_valid)
 
     def step(self, action: Array) -> Transition:
-        """Take `action`: [B] or [B, K] int64 from 0, or [B, A] float32, clipped to the space's bounds here."""
+        """Take `action`: [B] or [B, K] int64 from 0, or [B, A] float32, clipped to the space's bounds here.
+
+        Raises `ConfigError` where the environment returns arrays of other shapes than its space and its number of rows say.
+        """
         try:
             observed, rewards, terminated, truncated, info = self.native.step(self.to_native(action))
         except LookupError:
@@ -106,6 +111,10 @@ class VectorEnvironment:
         terminated, truncated = (
             np.asarray(ends, np.bool_) for ends in (terminated, truncated)
         )  # some simulators return integers
+        if not reward.shape == terminated.shape == truncated.shape == self._ended.shape:
+            fact = f"{self._name} returns rewards, terminated and truncated of other shapes"
+            found, wanted = f"{reward.shape}, {terminated.shape} and {truncated.shape}", f"{self._ended.shape} of each"
+            raise ConfigError(fact, found=found, wanted=wanted, fix="correct the environment")
         after_end, self._ended = self._ended, terminated | truncated
         start = after_end
         if not self.same_step and after_end.any():

@@ -38,11 +38,11 @@ FIRST_ENV_STEPS = 1000  # random ones: faults that begin after some env steps ar
 
 
 def check_environment(*runs: Settings) -> None:
-    """Build one environment of the runs, take its first env steps, and compare its spaces with algorithm and network.
+    """Build two environments of the runs, or the only one, take first env steps, and compare spaces with algorithm and network.
 
-    One that several runs have is built once, and what has no effect in several is named once. Raises `ConfigError` with what is
-    to be changed, also where the environment crashes or hangs: the trial has a process of its own. What the environment prints
-    goes to stderr, because the lines on stdout may be read by a program.
+    Those that several runs have are built once, and what has no effect in several is named once. Raises `ConfigError` with what
+    is to be changed, also where the environment crashes or hangs: the trial has a process of its own. What the environment
+    prints goes to stderr, because the lines on stdout may be read by a program.
     """
     answers: dict[str, dict[str, Any]] = {}
     warned: dict[str, None] = {}
@@ -130,9 +130,12 @@ def _try(env: EnvSettings) -> dict[str, Any]:
     """Return the spec of the environment, whether it offers action masks and which settings it does not heed, or its error."""
     warnings.simplefilter("ignore")  # the learner builds the environment too, and its log has them
     try:
-        with trial(env, env_steps=FIRST_ENV_STEPS) as environment:
+        # A batch of one hides axes in the wrong order, and a function that returns the same environment each time.
+        rows = min(2, env.num_envs)
+        with trial(env, num_envs=rows, env_steps=FIRST_ENV_STEPS) as environment:
             # A user's function may take no number, and agents come by whole copies of their environment.
-            if environment.num_envs not in (environment.agents, env.num_envs) or env.num_envs % environment.agents:
+            rows = max(rows, environment.agents)
+            if environment.num_envs not in (rows, env.num_envs) or env.num_envs % environment.agents:
                 raise wrong_number(env, environment)
             said = {"offers_masks": environment.offers_masks, "unheeded": environment.unheeded}
             return {"spec": asdict(environment.spec)} | said

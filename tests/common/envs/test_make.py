@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Space, Text, Tuple
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.vector.utils import concatenate, create_empty_array
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from pydantic import ValidationError
 
 from common.conditions import unmet
@@ -805,18 +805,108 @@ def test_a_reward_that_is_an_array_is_refused_with_what_a_reward_is(own) -> None
         vars(env)["step"] = lambda action: (step(action)[0], np.array([1.0]), False, False, {})
         return env
 
-    said = r"wanted observations of shape .*, and a single number as each reward"
+    said = r"wanted observations of shape .*, a single number as each reward, and a bool as terminated and as truncated"
     with pytest.raises(ConfigError, match=said), trial(own(build), env_steps=1):
         pass
+
+
+@pytest.mark.parametrize("ends", [(None, False), (False, None), ("no", False)])
+def test_an_end_that_is_no_bool_is_refused(own, ends) -> None:
+    """Gymnasium takes None for False: no episode would end."""
+
+    class Endless(Echo):
+        def step(self, action):
+            return *super().step(action)[:2], *ends, {}
+
+    said = rf"found TypeError: terminated {ends[0]!r}, truncated {ends[1]!r}, wanted .* a bool as terminated and as truncated"
+    with pytest.raises(ConfigError, match=said), trial(own(lambda: Endless(VECTOR, DISCRETE)), env_steps=1):
+        pass
+
+
+@pytest.mark.parametrize("end", [True, 1, 1.0, np.True_, np.int8(1), np.array(True)])
+def test_an_end_that_is_a_number_is_none_that_is_refused(own, end) -> None:
+    class Ends(Echo):
+        def step(self, action):
+            return *super().step(action)[:2], end, False, {}
+
+    with trial(own(lambda: Ends(VECTOR, DISCRETE)), env_steps=1) as environment:
+        assert environment.step(np.zeros(1, int)).start.all()
 
 
 def test_a_vector_environment_that_shows_another_shape_is_refused(own, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written by hand: its pictures are larger than its space says. Nothing else would notice."""
     built = SyncVectorEnv([lambda: Echo(Box(0, 255, (20, 16), np.uint8), DISCRETE)])
     monkeypatch.setattr(built, "reset", lambda **_: (np.zeros((1, 32, 16), np.uint8), {}))
-    said = r"returns observations outside its observation space: found shape \(32, 16\), wanted shape \(20, 16\)"
+    said = r"returns observations outside its observation space: found shape \(1, 32, 16\), wanted shape \(1, 20, 16\)"
     with pytest.raises(ConfigError, match=said):
         spec_of(own(lambda: built))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_a_number_beyond_float32_is_refused_as_such(own) -> None:
+    said = r"returns observations that are not finite as float32: found inf, wanted finite numbers"
+    with pytest.raises(ConfigError, match=said):
+        spec_of(own(lambda: Echo(Box(-np.inf, np.inf, (2,), np.float64), DISCRETE, np.array([1e300, 0.0]))))
+
+
+class ByHand(VectorEnv):
+    """Returns the same each time; `spoilt` replaces its observation, reward, terminated or truncated."""
+
+    def __init__(self, num_envs: int, space: Space, **spoilt: Any) -> None:
+        self.num_envs, self.metadata = num_envs, {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.single_observation_space, self.single_action_space = space, DISCRETE
+        self.action_space = batch_space(DISCRETE, num_envs)
+        good = {"observation": create_empty_array(space, num_envs), "reward": np.ones(num_envs)}
+        self.row = good | dict.fromkeys(["terminated", "truncated"], np.zeros(num_envs, bool)) | spoilt
+
+    def reset(self, **_):
+        return self.row["observation"], {}
+
+    def step(self, actions):  # noqa: ARG002
+        return *self.row.values(), {}
+
+
+PAIR = Dict(goal=Discrete(5), joints=VECTOR)
+
+
+@pytest.mark.parametrize(
+    ("space", "shown", "said"),
+    [
+        (Box(-1, 1, (3,), np.float32), np.zeros((3, 4)), r"found shape \(3, 4\), wanted shape \(4, 3\)"),
+        (Box(-1, 1, (3,), np.float32), np.zeros(3), r"found shape \(3,\), wanted shape \(4, 3\)"),
+        (Box(-1, 1, (3,), np.float32), np.zeros((1, 3)), r"found shape \(1, 3\), wanted shape \(4, 3\)"),
+        (Discrete(5), np.zeros((1, 4), int), r"found shape \(1, 4\), wanted shape \(4,\)"),
+        (
+            Box(0, 255, (16, 16), np.uint8),
+            np.zeros((16, 16, 4), np.uint8),
+            r"found shape \(16, 16, 4\), wanted shape \(4, 16, 16\)",
+        ),
+        (PAIR, {"goal": np.zeros(4, int), "joints": np.zeros((2, 4))}, r"found joints shape \(2, 4\), wanted shape \(4, 2\)"),
+    ],
+)
+def test_observations_with_axes_in_another_order_or_of_too_few_rows_are_refused(own, space, shown, said) -> None:
+    """They would be cut into rows of any numbers, or repeated for all environments."""
+    env = make(own(lambda: ByHand(4, space, observation=shown), num_envs=4))
+    with pytest.raises(ConfigError, match=f"returns observations outside its observation space: {said}"):
+        env.reset(0)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "found"),
+    [
+        ({"reward": 1.0}, r"\(\), \(4,\) and \(4,\)"),
+        ({"reward": np.ones((4, 1))}, r"\(4, 1\), \(4,\) and \(4,\)"),
+        ({"terminated": np.zeros((4, 1), bool)}, r"\(4,\), \(4, 1\) and \(4,\)"),
+        ({"truncated": False}, r"\(4,\), \(4,\) and \(\)"),
+    ],
+)
+def test_rewards_and_ends_that_are_not_one_for_each_environment_are_refused(own, spoilt, found) -> None:
+    """They would be broadcast."""
+    env = make(own(lambda: ByHand(4, VECTOR, **spoilt), num_envs=4))
+    env.reset(0)
+    said = rf"rewards, terminated and truncated of other shapes: found shapes {found}, wanted \(4,\) of each"
+    with pytest.raises(ConfigError, match=said):
+        env.step(np.zeros(4, int))
 
 
 def test_an_environment_that_is_refused_is_closed(own, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,7 +261,7 @@ def test_leaves_that_are_not_chosen_may_be_anything(told, mode):
         (
             (TWO, {"a": ONES, "b": np.full((2, 2), np.nan, np.float32)}),
             False,
-            "returns observations b that are not finite: found nan",
+            "returns observations b that are not finite as float32: found nan",
         ),
         ((TWO, {"a": ONES}), False, "returns an observation without b: found keys a, wanted all arrays of its space"),
         ((PLAIN, ONES), True, r"gives no mask of its actions: found none in info, with \[\], wanted 3 numbers 0 or 1 in info"),

@@ -104,6 +104,18 @@ class Masks(Sound):
 
 def fixed(size=4):
     return gymnasium.vector.SyncVectorEnv([Sound] * size)
+
+KEPT = Sound()
+
+def kept():
+    return KEPT
+
+class OneForAll(gymnasium.vector.SyncVectorEnv):
+    def __init__(self, num_envs):
+        super().__init__([Sound] * num_envs)
+
+    def reset(self, **given):
+        return super().reset(**given)[0][:1], {}
 """
 
 POOLED = """
@@ -146,8 +158,11 @@ def _module(tmp_path, monkeypatch):
             ["cartpole", "env.entry_point=newcomers:RaisesLater"],
             ["RaisesLater fails", "found ValueError: no such level"],
         ),
-        (["cartpole", "env.entry_point=newcomers:NotANumber"], ["returns rewards that are not finite: found nan"]),
-        (["cartpole", "env.entry_point=newcomers:NotANumberLater"], ["returns rewards that are not finite: found nan"]),
+        (["cartpole", "env.entry_point=newcomers:NotANumber"], ["returns rewards that are not finite as float32: found nan"]),
+        (
+            ["cartpole", "env.entry_point=newcomers:NotANumberLater"],
+            ["returns rewards that are not finite as float32: found nan"],
+        ),
         (["cartpole", "env.entry_point=newcomers:OtherShape"], ["newcomers:OtherShape fails", "observations of shape (3,)"]),
         (["pendulum-td3", "env.id=CartPole-v1"], ["td3 needs continuous actions: found 2 discrete", "algorithm.name=dqn"]),
         (["cartpole-dqn", "env.id=Pendulum-v1"], ["dqn cannot choose", "algorithm.name=td3"]),
@@ -174,6 +189,11 @@ def _module(tmp_path, monkeypatch):
             ["cartpole", "env.entry_point=newcomers:fixed", "env.num_envs=4", "policy_server.workers=2"],
             ["newcomers:fixed makes another number of environments: found 4, wanted 2", "policy_server.workers"],
         ),
+        (
+            ["cartpole", "env.entry_point=newcomers:kept"],
+            ["newcomers:kept returns an environment that it returned before: found 1"],
+        ),
+        (["cartpole", "env.entry_point=newcomers:OneForAll"], ["found shape (1, 3), wanted shape (2, 3)"]),
         (["cartpole-a3c-grad", "model.normalize_observation=true"], ["vectors by a3c-grad: found true", "algorithm.name=a3c"]),
         (["cartpole-a3c-grad", "env.normalize_reward=true"], ["env.normalize_reward: found true, wanted false", "no rewards"]),
         (["breakout", "env.normalize_reward=true"], ["env.normalize_reward: found true, wanted false", "signs have no scale"]),
@@ -223,7 +243,7 @@ def test_settings_that_can_work_are_valid_and_what_the_environment_prints_is_no_
     assert main(["config", "validate", "cartpole", "env.entry_point=newcomers:Talks"]) == 0
     out, err = capfd.readouterr()
     assert out.startswith("newcomers.Talks-ppo: all settings are valid, and the environment starts\n")
-    assert err == "licence found\n"
+    assert err == "licence found\n" * 2
 
 
 def test_an_environment_that_hangs_ends_the_command_in_one_line(monkeypatch, capsys):
