@@ -904,7 +904,7 @@ def test_rewards_and_ends_that_are_not_one_for_each_environment_are_refused(own,
     """They would be broadcast."""
     env = make(own(lambda: ByHand(4, VECTOR, **spoilt), num_envs=4))
     env.reset(0)
-    said = rf"rewards, terminated and truncated of other shapes: found shapes {found}, wanted \(4,\) of each"
+    said = rf"rewards, terminated and truncated of other shapes: found {found}, wanted \(4,\) of each"
     with pytest.raises(ConfigError, match=said):
         env.step(np.zeros(4, int))
 
