@@ -117,11 +117,11 @@ def with_run_id(invocation: Invocation) -> Invocation:
 
 
 def _earlier_id(invocation: Invocation) -> str:
-    """Return the id with which a resumed run began: its workers use it, though no checkpoint was written yet."""
-    if not invocation.resume or invocation.run_dir is None:
+    """Return the id with which a run that goes on began: its workers use it, though no checkpoint was written yet."""
+    own = RunDirectory(invocation.run_dir) if invocation.run_dir is not None else None
+    if own is None or not own.begun or not (invocation.resume or _is_untrained(own)):
         return ""
-    own = RunDirectory(invocation.run_dir)
-    return str(run_id(own.config.read_bytes()) or "") if own.begun else ""
+    return str(run_id(own.config.read_bytes()) or "")
 
 
 # --- algorithm ---

@@ -201,10 +201,12 @@ def test_a_resumed_run_without_any_checkpoint_begins_at_zero():
 @pytest.mark.parametrize("trained", ["learning_curve.csv", "checkpoints/checkpoint-000000000007"])
 def test_a_folder_that_was_made_for_it_is_taken_and_one_in_which_a_run_trained_is_not(trained):
     """The supervisor writes config.yaml and starts the learner; a second learner in the same folder would be another run."""
-    _, directory, _ = begun()
+    first, directory, _ = begun()
     before = directory.config.read_bytes()
-    assert open_directory(invoked("--run-dir", "run"), []).path == directory.path
+    second = invoked("--run-dir", "run")
+    assert open_directory(second, []).path == directory.path
     assert directory.config.read_bytes() == before
+    assert second.settings.run.id == first.settings.run.id, "its checkpoints are refused where config.yaml cannot be replaced"
     (directory.path / trained).mkdir(parents=True)
     with pytest.raises(ConfigError, match="in use"):
         open_directory(invoked("--run-dir", "run"), [])
