@@ -14,7 +14,7 @@ def test_a_sender_has_one_line_an_interval_and_the_rest_is_counted():
     assert limit.admit("refused", "b", 3.0)
     assert limit.admit("left", "a", 3.0)
     assert limit.ended(9.9) == []
-    assert limit.ended(INTERVAL_SECONDS) == [LeftOut(event="refused", lines=2, seconds=INTERVAL_SECONDS)]
+    assert limit.ended(INTERVAL_SECONDS) == [LeftOut(kind="refused", lines=2, seconds=INTERVAL_SECONDS)]
     assert limit.ended(INTERVAL_SECONDS) == []
     assert limit.admit("refused", "a", INTERVAL_SECONDS)
 
@@ -30,7 +30,7 @@ def test_many_senders_share_what_an_event_may_write_and_only_those_with_a_line_a
     assert written + counted == 60_000
     assert BURST <= written <= BURST + 60 * LINES_PER_SECOND
     assert limit.admit("left", "somebody else", 60.0), "one event does not take the lines of another"
-    assert sum(len(state.seen) for state in limit._events.values()) <= BURST
+    assert sum(len(state.seen) for state in limit._kinds.values()) <= BURST
 
 
 def test_a_burst_after_silence_is_written():
