@@ -229,6 +229,9 @@ class TwinCriticSection(ReplaySection):
     """Base of the sections of algorithms with two critics of continuous actions (`common.algorithms.twin_critics`)."""
 
     learning_rate: float = Field(default=3e-4, gt=0.0, le=1.0, description="of both optimizers, Adam")
+    critic_learning_rate: float | None = Field(
+        default=None, gt=0.0, le=1.0, description="of the critics, before any schedule, which scales it too; null: learning_rate"
+    )
     replay_capacity: ReplayCapacity = 1_000_000
     warmup: Warmup = 10_000
     minibatch: Minibatch = 256

@@ -100,9 +100,10 @@ class TwinCriticLearner(ReplayLearner, Generic[Actor]):
         )
         self._nets = self._build(model, env, seed=seed).to(device)
         self._targets = self._target_networks()
-        acting, lr = self._trained_with_actor(), settings.learning_rate
+        acting, lr, critic_lr = self._trained_with_actor(), settings.learning_rate, settings.critic_learning_rate
+        self._critic_rate = 1.0 if critic_lr is None else critic_lr / lr  # in rates of the actor
         self._actor_optimizer = optim.build_optimizer("adam", acting, lr=lr, eps=_ADAM_EPS)
-        self._critic_optimizer = optim.build_optimizer("adam", self._nets.critics, lr=lr, eps=_ADAM_EPS)
+        self._critic_optimizer = optim.build_optimizer("adam", self._nets.critics, lr=lr * self._critic_rate, eps=_ADAM_EPS)
         self._generator = torch.Generator().manual_seed(seed + 1 + ranks.index)  # `seed` alone drew the weights
 
     @staticmethod
@@ -140,7 +141,7 @@ class TwinCriticLearner(ReplayLearner, Generic[Actor]):
             values = self._nets.q_values(observation, unit)
         loss = critic_loss(values, target=target)
         joint = optim.differentiate(self._critic_optimizer, loss, rows=len(observation), ranks=self._ranks)
-        optim.step(self._critic_optimizer, lr=self._learning_rate, finite=joint)
+        optim.step(self._critic_optimizer, lr=self._learning_rate * self._critic_rate, finite=joint)
         values = values.detach()
         measured = {"critic_loss": loss.detach(), "td_abs": (values - target).abs().mean(), "q_mean": values.mean()}
         return joint, measured | {NONFINITE_STEPS: ~joint.isfinite()}
