@@ -38,10 +38,10 @@ def train(algorithm, *samples, env_steps=0):
 class Textbook:
     """Algorithm 1 of Haarnoja et al. 2018 in float64, of networks with one hidden layer, written out from its equations."""
 
-    def __init__(self, state, *, learning_rate, tau):
+    def __init__(self, state, *, learning_rate, critic_learning_rate, tau):
         self.w = {name: value.double().requires_grad_() for name, value in state["parameters"].items()}
         self.targets = {name: value.double() for name, value in state["targets"].items()}
-        self.rate, self.tau = learning_rate, tau
+        self.rates, self.tau = {"critics": critic_learning_rate, "actor": learning_rate, "temperature": learning_rate}, tau
         self.moments = {name: (torch.zeros_like(value), torch.zeros_like(value)) for name, value in self.w.items()}
         self.steps = 0
 
@@ -85,17 +85,25 @@ class Textbook:
             m.mul_(0.9).add_(0.1 * g)
             v.mul_(0.999).add_(0.001 * g**2)
             step = m / (1 - 0.9**self.steps) / ((v / (1 - 0.999**self.steps)).sqrt() + 1e-8)
-            self.w[name].data.sub_(self.rate * step)
+            self.w[name].data.sub_(self.rates[part] * step)
 
 
-def test_updates_are_those_of_a_textbook(continuous_env, make_sample):
+@pytest.mark.parametrize(
+    ("rates", "rate", "critic_rate"),
+    [
+        ({"learning_rate": 1e-3}, 1e-3, 1e-3),
+        ({"learning_rate": 1e-3, "critic_learning_rate": 3e-3}, 1e-3, 3e-3),
+        ({"learning_rate": 2e-3, "critic_learning_rate": 6e-3, "lr_schedule": "linear"}, 1e-3, 3e-3),  # in the middle of the run
+    ],
+)
+def test_updates_are_those_of_a_textbook(continuous_env, make_sample, rates, rate, critic_rate):
     """The same weights, noise and minibatches for three steps: all parameters, temperature and targets within 1e-6."""
-    algorithm = build(continuous_env, seed=3, minibatch=8, samples_per_insert=1, learning_rate=1e-3, target_rate=0.1)
+    algorithm = build(continuous_env, seed=3, minibatch=8, samples_per_insert=1, target_rate=0.1, **rates)
     random, noise = torch.Generator().manual_seed(1), torch.Generator().manual_seed(algorithm._generator.initial_seed())
     for parameter in algorithm._nets.parameters():  # heads begin near 0, where little of a mistake would be seen
         parameter.data.add_(torch.empty_like(parameter).normal_(std=0.1, generator=random))
     algorithm.load_parameters(algorithm.state_dict())
-    textbook = Textbook(algorithm.state_dict(), learning_rate=1e-3, tau=0.1)
+    textbook = Textbook(algorithm.state_dict(), learning_rate=rate, critic_learning_rate=critic_rate, tau=0.1)
     low, half_range = torch.tensor([-1.0, 0.0]), torch.tensor([2.0, 5.0])
     for seq in range(3):
         observation, following = torch.randn(2, 8, 2, generator=random)
@@ -110,7 +118,7 @@ def test_updates_are_those_of_a_textbook(continuous_env, make_sample):
             next_observation=following.numpy(),
         )
         algorithm._replay.sample = lambda *_, rows=rows: rows
-        metrics = train(algorithm, random_play(continuous_env, make_sample, seq=seq)).metrics
+        metrics = train(algorithm, random_play(continuous_env, make_sample, seq=seq), env_steps=500).metrics
         drawn = [torch.empty(8, 2).normal_(generator=noise).double() for _ in range(2)]
         rest = {"reward": reward.double(), "discount": discount.double(), "following": following.double(), "noise": drawn}
         textbook.step(observation.double(), unit.double(), **rest)
