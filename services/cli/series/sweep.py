@@ -25,16 +25,8 @@ from common.runtime.run_directory import RunDirectory, held
 from common.units import Seconds
 from services.cli.compare.runs import RunData, read_run
 from services.cli.compare.tables import TextTable, print_tables, reached_target, remark_on_evaluation, remark_on_mean
-from services.cli.series.run import (
-    TrainProcesses,
-    effective_settings,
-    is_finished,
-    require_own_ids,
-    require_settings,
-    train_arguments,
-    try_runs,
-    written_folder,
-)
+from services.cli.series.plan import effective_settings, require_own_ids, require_settings, try_runs, written_folder
+from services.cli.series.run import TrainProcesses, is_finished, train_arguments
 from services.cli.series.space import Choices, Sweep, as_text, read_sweep
 from services.cli.train.view import number
 

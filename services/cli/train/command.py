@@ -90,7 +90,7 @@ def _begin_or_continue(options: argparse.Namespace) -> int:
     from common.config.load import preset_names  # noqa: PLC0415
     from common.runtime.copies import local_path  # noqa: PLC0415
     from services.cli.series.grid import has_grid  # noqa: PLC0415
-    from services.cli.series.run import is_series  # noqa: PLC0415
+    from services.cli.series.plan import is_series  # noqa: PLC0415
 
     if not options.names and not options.resume:
         raise ConfigError("no preset named", wanted=f"one of {', '.join(preset_names())}", fix="try `rookery train cartpole`")
@@ -153,7 +153,8 @@ def _train_one(options: argparse.Namespace) -> int:
 def _train_series(options: argparse.Namespace, folder: Path | None) -> int:
     from common.config.code_references import named_modules  # noqa: PLC0415
     from common.runtime.copies import is_address  # noqa: PLC0415
-    from services.cli.series.run import SeriesRequest, open_series, run_series, train_processes  # noqa: PLC0415
+    from services.cli.series.plan import SeriesRequest, open_series  # noqa: PLC0415
+    from services.cli.series.run import run_series, train_processes  # noqa: PLC0415
     from services.cli.train.view import make_view  # noqa: PLC0415
 
     if options.run_dir is not None and is_address(options.run_dir):

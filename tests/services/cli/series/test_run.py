@@ -12,7 +12,8 @@ import pytest
 from common.config.load import find_preset, load_settings
 from common.errors import ConfigError
 from services.cli import env_trial
-from services.cli.series.run import SeriesRequest, is_series, open_series, run_series
+from services.cli.series.plan import SeriesRequest, is_series, open_series
+from services.cli.series.run import run_series
 from tests.services.cli.conftest import called
 
 pytestmark = pytest.mark.service
@@ -347,12 +348,12 @@ def test_two_commands_that_resume_at_once_lose_no_change(ran, tmp_path, monkeypa
     ran(seeds="1")
 
     def check(**given):
-        monkeypatch.setattr("services.cli.series.run.load_settings", load_settings)
+        monkeypatch.setattr("services.cli.series.plan.load_settings", load_settings)
         with pytest.raises(ConfigError, match="or a series or sweep of runs: found series"):
             ran(seeds="1-3", resume=True)
         return load_settings(**given)
 
-    monkeypatch.setattr("services.cli.series.run.load_settings", check)
+    monkeypatch.setattr("services.cli.series.plan.load_settings", check)
     assert ran("env.num_envs=4", resume=True)[0] == 0
     assert json.loads((tmp_path / "series" / "series.json").read_text())["overrides"] == ["env.num_envs=4"]
 
