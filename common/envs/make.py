@@ -194,6 +194,9 @@ def _from_function(settings: EnvSettings, entry_point: str, num_envs: int, mode:
     build = extensions.bind_arguments(function, entry_point=entry_point, setting="env.kwargs", kwargs=kwargs)
     env = build()
     if isinstance(env, VectorEnv):
+        inner = env.unwrapped
+        if isinstance(inner, SyncVectorEnv) and inner.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
+            inner.envs = [_KeepsLast(each) for each in inner.envs]
         return env
     if not isinstance(env, gymnasium.Env):
         return _of_agents(settings, env, build, num_envs)

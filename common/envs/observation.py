@@ -62,8 +62,8 @@ class ObservationReader:
     def __call__(self, batch: Any, info: Mapping[str, Any], *, acted_on: NDArray[np.bool_]) -> Array:
         """Return the observations [B, *frame] of a batch; an action is chosen on those of `acted_on` [B].
 
-        Raises `ConfigError` for an array of another shape than its space, for a mask of another form, and for one that allows no
-        action where one is chosen.
+        Raises `ConfigError` for an array of another shape than its space, for an image of bytes in another dtype, for a mask of
+        another form, and for one that allows no action where one is chosen.
         """
         arrays = [self._cast(each, batch, len(acted_on)) for each in self._seen]
         if len(self._leaves) == 1:
@@ -118,11 +118,16 @@ class ObservationReader:
                     raise ConfigError(fact, found=found, wanted=wanted, fix="correct the environment") from None
 
     def _cast(self, each: DescribedLeaf, batch: Any, rows: int) -> Array:
-        array = reduce(getitem, each.keys, batch)
-        if (found := np.shape(array)) != (wanted := (rows, *each.shape)):  # a cast would make rows of any numbers
-            fact, where = f"{self._name} returns observations outside its observation space", f"{each.leaf.path} shape".strip()
-            raise ConfigError(fact, found=f"{where} {found}", wanted=f"shape {wanted}", fix="correct the environment")
+        array = np.asarray(reduce(getitem, each.keys, batch))
+        if array.shape != (wanted := (rows, *each.shape)):  # a cast would make rows of any numbers
+            raise self._outside(each.leaf, f"shape {array.shape}", wanted=f"shape {wanted}")
+        if each.leaf.dtype == "uint8" and array.dtype != np.uint8:  # the learner would have other bytes than the actor acted on
+            raise self._outside(each.leaf, f"dtype {array.dtype}", wanted="dtype uint8")
         return each.cast(array)
+
+    def _outside(self, leaf: Leaf, found: str, *, wanted: str) -> ConfigError:
+        fact = f"{self._name} returns observations outside its observation space"
+        return ConfigError(fact, found=f"{leaf.path} {found}".strip(), wanted=wanted, fix="correct the environment")
 
     def _check(self, mask: Array, info: Mapping[str, Any], acted_on: NDArray[np.bool_]) -> None:
         if mask.shape != (len(acted_on), len(self._leaves[-1].choices)):

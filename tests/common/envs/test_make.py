@@ -448,7 +448,8 @@ def test_a_reset_row_counts_for_nothing_whatever_it_says(own) -> None:
     assert [step.reward.tolist() for step in rows] == [[1, 1], [0, 0], [1, 1], [0, 0]]
 
 
-def test_the_last_observation_of_an_environment_that_writes_to_one_array_is_kept(own) -> None:
+@pytest.mark.parametrize("vector", [False, True])
+def test_the_last_observation_of_an_environment_that_writes_to_one_array_is_kept(own, vector) -> None:
     """In same_step it is reset before that observation is read: a time limit would be learned from the next episode's first."""
 
     class Reuses(Echo):
@@ -463,7 +464,11 @@ def test_the_last_observation_of_an_environment_that_writes_to_one_array_is_kept
             self.shown[:] = -1.0
             return self.shown, {}
 
-    rows = run(make(own(lambda: Reuses(VECTOR, DISCRETE), num_envs=1, autoreset="same_step")), 4)
+    def build() -> Reuses | SyncVectorEnv:
+        single = Reuses(VECTOR, DISCRETE)
+        return SyncVectorEnv([lambda: single], autoreset_mode=AutoresetMode.SAME_STEP) if vector else single
+
+    rows = run(make(own(build, num_envs=1, autoreset="same_step")), 4)
     assert rows[3].final_observation.tolist() == [[np.float32(0.4)] * 2]
     assert rows[3].observation.tolist() == [[-1.0, -1.0]]
 
@@ -881,11 +886,13 @@ PAIR = Dict(goal=Discrete(5), joints=VECTOR)
             np.zeros((16, 16, 4), np.uint8),
             r"found shape \(16, 16, 4\), wanted shape \(4, 16, 16\)",
         ),
+        (Box(0, 255, (16, 16), np.uint8), np.ones((4, 16, 16)), "found dtype float64, wanted dtype uint8"),
+        (Box(0, 255, (16, 16), np.uint8), np.full((4, 16, 16), 300), "found dtype int64, wanted dtype uint8"),
         (PAIR, {"goal": np.zeros(4, int), "joints": np.zeros((2, 4))}, r"found joints shape \(2, 4\), wanted shape \(4, 2\)"),
     ],
 )
-def test_observations_with_axes_in_another_order_or_of_too_few_rows_are_refused(own, space, shown, said) -> None:
-    """They would be cut into rows of any numbers, or repeated for all environments."""
+def test_observations_of_another_form_than_their_space_are_refused(own, space, shown, said) -> None:
+    """They would be cut into rows of any numbers, or repeated for all environments, or become bytes for the learner alone."""
     env = make(own(lambda: ByHand(4, space, observation=shown), num_envs=4))
     with pytest.raises(ConfigError, match=f"returns observations outside its observation space: {said}"):
         env.reset(0)
