@@ -21,6 +21,7 @@ from common.units import Seconds
 from services.cli.inspect.scrape import Source
 
 HEALTHY, BROKEN = 0, 1
+WHOLE_CYCLE = 2  # updates, between which the learner waits and trains once
 BELIEVED = 0.95  # share of time idle, above which no gain is promised: the rate of a busy side was not measured
 
 
@@ -147,6 +148,8 @@ def report(title: str, run: Deployment, diagnosis: Diagnosis) -> Iterator[str]:
         yield f"  learner  {_spent(run.learner.shares)}"
     if run.actors:
         yield f"  actors   {_spent(shares(run.actor_phases))}"
+    if diagnosis.verdict.kind is not Kind.UNKNOWN and (updates := run.learner.grew(metrics.UPDATES)) < WHOLE_CYCLE:
+        yield f"  updates within this time: {updates:.0f}; the shares are of a part of an update; raise --seconds"
     yield ""
     if not any(finding.check.fault for finding in diagnosis.findings):
         yield "nothing is broken"
