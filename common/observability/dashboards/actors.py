@@ -72,7 +72,7 @@ STATE = Row(
         ),
         Panel(
             "Env steps dropped by actors",
-            "Per second, by reason: dropped by an actor, or refused by the learner.",
+            "Per second, by reason. Excludes those that the learner refused or dropped.",
             {"{{reason}}": SHOWN.total(worker.ACTOR_ENV_STEPS_DROPPED, by="namespace, reason")},
             stacked=True,
         ),
