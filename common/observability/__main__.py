@@ -140,11 +140,12 @@ def _after(check: Check) -> str:
 
 
 def _thresholds() -> str:
-    limits = [("bottleneck: a side waits", WAITING), ("bottleneck: the network", ON_THE_WIRE)]
-    limits += [("bottleneck: policies", STALE), ("bottleneck: CPU", CPU_LOST)]
+    reached = [("bottleneck: a side waits", WAITING), ("bottleneck: the network", ON_THE_WIRE), ("bottleneck: policies", STALE)]
+    limits = [("bottleneck: CPU", CPU_LOST)]
     limits += [(check.name, check.threshold) for check in CHECKS if check.threshold]
     limits += [("MemoryGrowing: age of the process", WARM_UP), ("UploadFailing: age of the copy", COPY_AGE)]
-    rows = ((name, f"`{limit.comparison}`", limit.unit, limit.why) for name, limit in limits)
+    rows = [(name, f"`>= {limit.value:g}`", limit.unit, limit.why) for name, limit in reached]  # as `find_bottleneck` compares
+    rows += [(name, f"`{limit.comparison}`", limit.unit, limit.why) for name, limit in limits]
     return table(("of", "bad is", "unit", "why"), rows)
 
 

@@ -195,10 +195,15 @@ class Deployment:
         return [service for service in self.services if service.role == ACTOR and service.measured]
 
     @property
+    def connected_actors(self) -> list[Service]:
+        """Return the measured actors that have a learner at the end: one that lost it waits for a connection, not for credit."""
+        return [actor for actor in self.actors if actor.now(worker.ACTOR_CONNECTED) != 0]
+
+    @property
     def actor_phases(self) -> dict[str, Seconds]:
-        """Return the seconds of all actors together in each phase."""
+        """Return the seconds of all connected actors together in each phase."""
         spent: defaultdict[str, Seconds] = defaultdict(float)
-        for actor in self.actors:
+        for actor in self.connected_actors:
             for phase, seconds in actor.phases.items():
                 spent[phase] += seconds
         return dict(spent)
@@ -206,12 +211,12 @@ class Deployment:
     @property
     def unacknowledged_seconds(self) -> float:
         """Return the seconds that messages waited for their acknowledgement, summed over messages."""
-        return sum(actor.grew(worker.ACTOR_UNACKNOWLEDGED_SECONDS) for actor in self.actors)
+        return sum(actor.grew(worker.ACTOR_UNACKNOWLEDGED_SECONDS) for actor in self.connected_actors)
 
     @property
     def unmeasured(self) -> str:
         """Return which part of the connected actors, or of the ranks, was measured; "" where all were."""
-        measured, connected = len(self.actors), self.learner.now(learner.WORKERS_CONNECTED, ACTOR)
+        measured, connected = len(self.connected_actors), self.learner.now(learner.WORKERS_CONNECTED, ACTOR)
         return f"{measured} of {connected:.0f} connected actors are measured" if measured < connected else self.missing_ranks
 
     @property
@@ -237,14 +242,15 @@ class Deployment:
         """Return the share of their time in which actors have work for a core and have none; NaN where that is unknown.
 
         An environment may wait for a simulator of its own. So the seconds without a core for each CPU second are taken from the
-        phases that only compute, and hold for all CPU seconds of the processes.
+        phases that only compute, and hold for all CPU seconds of a process, or, where its threads use more, for the time in which
+        its loop works.
         """
         phases = self.actor_phases
         computes, whole = sum(phases.get(phase, 0.0) for phase in worker.ACTOR_COMPUTING), sum(phases.values())
-        got, used = (
-            sum(actor.grew(metric) for actor in self.actors)
-            for metric in (worker.ACTOR_COMPUTING_CPU_SECONDS, "process_cpu_seconds_total")
-        )
+        got, used = sum(actor.grew(worker.ACTOR_COMPUTING_CPU_SECONDS) for actor in self.connected_actors), 0.0
+        for actor in self.connected_actors:
+            works = sum(seconds for phase, seconds in actor.phases.items() if phase != "credit_wait")
+            used += min(actor.grew("process_cpu_seconds_total"), works)
         return min(1.0, max(0.0, used * (computes / got - 1.0)) / whole) if got and whole else math.nan
 
     def quota(self, role: str) -> Quota:

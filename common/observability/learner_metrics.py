@@ -31,6 +31,12 @@ ENV_FRAMES_TRAINED = LearnerMetric(
     "Emulator frames of the env steps trained on: env steps times the frame skip.",
     read=lambda stats: stats.env_steps_trained * stats.frame_skip,
 )
+ENV_FRAMES_RATE = LearnerMetric(
+    "rookery_learner_env_frames_per_second",
+    "Emulator frames that all ranks train on per second, from update to update over 10 s or more; 0 before the second update. "
+    "For windows shorter than an update, in which the counter stands still or jumps.",
+    read=lambda stats: stats.frames_per_second,
+)
 TRAINING = LearnerMetric(
     "rookery_learner_training",
     "1 while the run trains, else 0: while it starts, while its workers leave, and after its end. Alerts about a run need 1.",

@@ -69,6 +69,7 @@ class LearnerStats:
     nonfinite_steps: int = 0  # gradient steps left out
     env_steps_trained: EnvSteps = 0
     frame_skip: int = 1
+    frames_per_second: float = 0.0  # of all ranks
     policy_version: Version = 0
     policy_lag_limit: int = 0
     ranks: int = 1

@@ -7,7 +7,7 @@ Sums over services are therefore sums by `namespace`. Dashboards show one run by
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -28,11 +28,15 @@ BOTTLENECKS = (Kind.BALANCED, Kind.LEARNER, Kind.ACTOR, Kind.CREDIT, Kind.NETWOR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """The series of a quantity, and the window over which rates are taken. `run` matches the labels of their runs; "": any."""
+    """The series of a quantity, and the window over which rates are taken. `run` matches the labels of their runs; "": any.
+
+    Rates of a scope of `connected` are those of `Deployment.connected_actors` alone.
+    """
 
     window: str
     matchers: str = ""
     run: str = ""
+    connected: bool = False
 
     def series(self, metric: Metric[Any] | str, matchers: str = "") -> str:
         """Return the series of a metric, narrowed to `matchers` and to this scope."""
@@ -49,7 +53,9 @@ class Scope:
 
     def rate(self, metric: Metric[Any] | str, matchers: str = "") -> str:
         """Return the growth of each counter per second."""
-        return self.of_runs(f"rate({self.selector(metric, matchers)}[{self.window}])")
+        growth = self.of_runs(f"rate({self.selector(metric, matchers)}[{self.window}])")
+        lost = f"unless on (namespace, job, instance) {self.selector(worker.ACTOR_CONNECTED)} == 0"
+        return f"({growth} {lost})" if self.connected else growth
 
     def total(self, metric: Metric[Any] | str, matchers: str = "", *, by: str = "namespace") -> str:
         """Return the growth per second of all counters together."""
@@ -78,7 +84,7 @@ def learner_trains(scope: Scope) -> str:
 
 def actors_wait(scope: Scope, *, by: str = "namespace") -> str:
     """Share of their time that the actors wait for credit."""
-    return _share(scope, worker.ACTOR_PHASE_SECONDS, 'phase="credit_wait"', by=by)
+    return _share(replace(scope, connected=True), worker.ACTOR_PHASE_SECONDS, 'phase="credit_wait"', by=by)
 
 
 def _share(scope: Scope, metric: Metric[Any], matchers: str, *, by: str = "namespace") -> str:
@@ -90,8 +96,9 @@ def on_the_wire(scope: Scope) -> str:
 
     No series while actors are connected that are not scraped: the queue holds their messages too.
     """
-    queued, under_way = scope.total(learner.QUEUE_SECONDS), scope.total(worker.ACTOR_UNACKNOWLEDGED_SECONDS)
-    connected, scraped = scope.series(learner.WORKERS_CONNECTED, 'role="actor"'), scope.rate(worker.ACTOR_UNACKNOWLEDGED_SECONDS)
+    actors, sent = replace(scope, connected=True), worker.ACTOR_UNACKNOWLEDGED_SECONDS
+    queued, under_way = scope.total(learner.QUEUE_SECONDS), actors.total(sent)
+    connected, scraped = scope.series(learner.WORKERS_CONNECTED, 'role="actor"'), actors.rate(sent)
     some_lack = f"sum by (namespace) ({connected}) > count by (namespace) ({scraped})"
     return f"1 - {queued} / {under_way} unless on (namespace) {some_lack} {unless_restarted(scope)}"
 
@@ -128,12 +135,15 @@ def learner_cpu_lost(scope: Scope) -> str:
 
 def actors_cpu_lost(scope: Scope, *, by: str = "namespace") -> str:
     """Share of their time in which actors have work for a core and have none, as `Deployment.actors_cpu_lost` estimates it."""
-    computes = scope.total(worker.ACTOR_PHASE_SECONDS, _one_of("phase", worker.ACTOR_COMPUTING), by=by)
-    got, used = (
-        scope.total(metric, matchers, by=by)
-        for metric, matchers in ((worker.ACTOR_COMPUTING_CPU_SECONDS, ""), ("process_cpu_seconds_total", jobs(ACTOR)))
+    actors, phases, each = replace(scope, connected=True), worker.ACTOR_PHASE_SECONDS, "namespace, instance"
+    computes = actors.total(phases, _one_of("phase", worker.ACTOR_COMPUTING), by=by)
+    got, whole = (actors.total(metric, by=by) for metric in (worker.ACTOR_COMPUTING_CPU_SECONDS, phases))
+    cpu, works = (
+        actors.total(metric, matchers, by=each)
+        for metric, matchers in (("process_cpu_seconds_total", jobs(ACTOR)), (phases, 'phase!="credit_wait"'))
     )
-    return f"clamp_max({used} * ({computes} / {got} - 1) / {scope.total(worker.ACTOR_PHASE_SECONDS, by=by)}, 1)"
+    used = f"sum by ({by}) ({cpu} < {works} or {works} and {cpu})"
+    return f"clamp_max({used} * ({computes} / {got} - 1) / {whole}, 1)"
 
 
 def _one_of(label: str, values: Iterable[str]) -> str:

@@ -45,7 +45,9 @@ LEARNER_WAITS = RecordingRule(
     "namespace:rookery_learner_wait:share5m", promql.learner_waits(ALL), "share of its time that the learner waits for experience"
 )
 ACTORS_WAIT = RecordingRule(
-    "namespace:rookery_actor_credit_wait:share5m", promql.actors_wait(ALL), "share of their time that the actors wait for credit"
+    "namespace:rookery_actor_credit_wait:share5m",
+    promql.actors_wait(ALL),
+    "share of their time that the connected actors wait for credit",
 )
 ON_THE_WIRE = RecordingRule(
     "namespace:rookery_messages_on_the_wire:share5m",
@@ -66,7 +68,7 @@ LEARNER_CPU_LOST = RecordingRule(
 ACTORS_CPU_LOST = RecordingRule(
     "namespace:rookery_actor_cpu_lost:share5m",
     promql.actors_cpu_lost(ALL),
-    "share of their time in which the actors have work for a core and have none",
+    "share of their time in which the connected actors have work for a core and have none",
 )
 SHARES = (LEARNER_WAITS, ACTORS_WAIT, ON_THE_WIRE, ACTORS_STALE, LEARNER_CPU_LOST, ACTORS_CPU_LOST)
 BOTTLENECK = RecordingRule(

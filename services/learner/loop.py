@@ -74,6 +74,7 @@ class TrainLoop:
                 self._train(decision)
             self._record.tick(self._clock())
             self._stats.seconds_left = self._record.progress.seconds_left
+            self._stats.frames_per_second = self._record.rates.last_10s * self._record.frame_skip
             self._record_evaluations(evaluations)
             if decision.evaluated:
                 self._checkpoints.wait_for_ranks()

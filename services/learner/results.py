@@ -158,9 +158,9 @@ class Results:
         self.journal.curve(wall_seconds=self.clock() - record.started_at, env_steps=record.env_steps, mean=record.mean_return)
 
     def stop_progress(self, *, done: bool) -> None:
-        """End the estimate of the time left, because training has ended; `done`: by itself, so that nothing is missing."""
+        """End the rate and the estimate of the time left with the training; `done`: by itself, so that nothing is missing."""
         self.record.stop_progress(done=done)
-        self.stats.seconds_left = None
+        self.stats.seconds_left, self.stats.frames_per_second = None, 0.0
 
     def summarise(self, stats: IntakeStats, *, complete: bool) -> None:
         """Write summary.json, with the ledgers of all ranks; a stopped run is not `complete`."""

@@ -9,7 +9,7 @@ from common.observability import learner_metrics as learner
 from common.observability import promql
 from common.observability.bottleneck import percent
 from common.observability.checks.base import COUNT, PERCENT, TRAINS, Check, Threshold, declared
-from common.observability.deployment import ACTOR, LEARNER, MOSTLY_WAITS, ROLES, Deployment
+from common.observability.deployment import ACTOR, LEARNER, MOSTLY_WAITS, ROLES, Deployment, by_label
 from common.observability.metrics import LOOP_OVERDUE
 from common.observability.promql import Scope
 from common.observability.rules import ALL, ENV_FRAMES, LEARNER_WAITS, QUEUE_FILL
@@ -282,9 +282,11 @@ CHECKPOINT_AGE = Threshold(
 
 def _old_checkpoint(run: Deployment) -> Iterator[str]:
     last, every = run.learner.now(learner.CHECKPOINT_LAST_SUCCESS), run.learner.now(learner.CHECKPOINT_INTERVAL)
-    age = run.learner.after.at - (last or run.learner.now("process_start_time_seconds"))
+    trained = max(sum(by_label(rank.after.samples, learner.PHASE_SECONDS.name).values()) for rank in run.ranks)
+    age = run.learner.after.at - last if last else trained  # the start of a process may take minutes, and needs no checkpoint
     if every and CHECKPOINT_AGE.passed(age / every):
-        yield f"the last one is {age:,.0f} s old, wanted every {every:,.0f} s; look at the disk"
+        found = f"the last one is {age:,.0f} s old" if last else f"none was written in {age:,.0f} s of training"
+        yield f"{found}, wanted every {every:,.0f} s; look at the disk"
 
 
 CHECKPOINT_OLD = Check(

@@ -43,13 +43,13 @@ TIME = Row(
         ),
         share(
             "Waiting for credit",
-            "Share of its time that each actor waits until the learner has taken its messages.",
+            "Share of its time that each connected actor waits until the learner has taken its messages.",
             {EACH: promql.actors_wait(SHOWN, by="namespace, instance")},
             limit=WAITING,
         ),
         share(
             "Time without a core",
-            "Share of its time in which each actor has work for a core and has none: other programs or a CPU limit take it.",
+            "Share of its time in which each connected actor has work for a core and has none: others, or a CPU limit, take it.",
             {EACH: promql.actors_cpu_lost(SHOWN, by="namespace, instance")},
             limit=CPU_LOST,
         ),
@@ -72,7 +72,7 @@ STATE = Row(
         ),
         Panel(
             "Env steps dropped by actors",
-            "Per second, by reason: dropped by an actor, or refused by the learner.",
+            "Per second, by reason. Excludes those that the learner refused or dropped.",
             {"{{reason}}": SHOWN.total(worker.ACTOR_ENV_STEPS_DROPPED, by="namespace, reason")},
             stacked=True,
         ),

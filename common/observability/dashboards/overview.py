@@ -65,8 +65,8 @@ LEARNING_AND_SPEED = Row(
         ),
         Panel(
             "Time left",
-            "Until the env step budget is spent, at this rate. A target return may end the run before.",
-            {"left": f"({PLANNED} - {TRAINED}) / {SHOWN.total(learner.ENV_STEPS_TRAINED)}"},
+            "Until the run reaches a budget or its target of mean100, as the learner estimates it; none while it cannot.",
+            {"left": f"max by (namespace) ({SHOWN.series(learner.TIME_LEFT)})"},
             unit="s",
         ),
         Panel(

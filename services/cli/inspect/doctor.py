@@ -21,6 +21,7 @@ from common.units import Seconds
 from services.cli.inspect.scrape import Source
 
 HEALTHY, BROKEN = 0, 1
+WHOLE_CYCLE = 2  # updates, between which the learner waits and trains once
 BELIEVED = 0.95  # share of time idle, above which no gain is promised: the rate of a busy side was not measured
 
 
@@ -96,7 +97,7 @@ def gain(run: Deployment, verdict: Verdict) -> str:
     match verdict.kind:
         case Kind.ACTOR:
             return f"{_at_most(waits)}, the most that the learner could train on{_more_actors(run, waits)}"
-        case Kind.LEARNER if run.actors:
+        case Kind.LEARNER if run.connected_actors:
             return f"{_at_most(held)}, the most that these actors could make; without that phase {_at_most(verdict.share)}"
         case Kind.CPU:
             return f"{_at_most(verdict.share)}, if a core were always free"
@@ -111,17 +112,17 @@ def _at_most(idle: float) -> str:
 
 
 def _more_actors(run: Deployment, waits: float) -> str:
-    count = len(run.actors)
+    count = len(run.connected_actors)
     if not count or run.unmeasured or waits > BELIEVED:
         return ""
     more = math.ceil(count * waits / (1.0 - waits))
-    rate = sum(actor.rate(ACTOR_ENV_STEPS) for actor in run.actors) / count
+    rate = sum(actor.rate(ACTOR_ENV_STEPS) for actor in run.connected_actors) / count
     actors = "actor" if more == 1 else "actors"
     return f"; {more} more {actors} like the {count} here ({rate:,.0f} env steps/s each) would feed it"
 
 
 def _round_trip(run: Deployment) -> str:
-    messages = sum(actor.experience_sent for actor in run.actors)
+    messages = sum(actor.experience_sent for actor in run.connected_actors)
     if not messages:
         return ""
     seconds = run.unacknowledged_seconds / messages
@@ -145,8 +146,10 @@ def report(title: str, run: Deployment, diagnosis: Diagnosis) -> Iterator[str]:
         yield f"  gain     {diagnosis.gain}"
     if run.learner.shares:
         yield f"  learner  {_spent(run.learner.shares)}"
-    if run.actors:
+    if run.connected_actors:
         yield f"  actors   {_spent(shares(run.actor_phases))}"
+    if diagnosis.verdict.kind is not Kind.UNKNOWN and (updates := run.learner.grew(metrics.UPDATES)) < WHOLE_CYCLE:
+        yield f"  updates within this time: {updates:.0f}; the shares are of a part of an update; raise --seconds"
     yield ""
     if not any(finding.check.fault for finding in diagnosis.findings):
         yield "nothing is broken"

@@ -120,8 +120,7 @@ def head(run: Deployment) -> Iterator[str]:
     remark = mean_remark(learner.now(metrics.EPISODE_RETURN_MEAN_EPISODES), learner.now(metrics.ENVIRONMENTS_UNFINISHED))
     scores = f"mean100 {number(mean, target)}{remark}" + ("" if target is None else f", target {number(target, mean)}")
     counts = f"{scores}   {steps:,.0f}" + ("" if math.isnan(planned) else f" of {planned:,.0f}") + " env steps"
-    frames, actors = learner.rate(metrics.ENV_FRAMES_TRAINED), learner.now(metrics.WORKERS_CONNECTED, ACTOR)
-    pace = f"{frames:,.0f}" if all(rank.measured and not rank.restarted for rank in run.ranks) else "-"
+    pace, actors = formatted(learner.now(metrics.ENV_FRAMES_RATE), ",.0f"), learner.now(metrics.WORKERS_CONNECTED, ACTOR)
     yield f"{counts}   {pace} frames/s   connected actors {actors:.0f}"
     if run.missing_ranks:
         yield run.missing_ranks
@@ -184,7 +183,8 @@ def lag(service: Service, run: Deployment) -> str:
     if service.role == LEARNER:
         return formatted(service.mean(metrics.POLICY_LAG), ".1f")
     newest = run.known_learner.now(metrics.POLICY_VERSION) if run.known_learner else math.nan
-    return formatted(newest - policy_version(service), ".0f")
+    behind = max(newest - policy_version(service), 0.0)  # the learner may answer before the worker; NaN, as the first, stays
+    return formatted(behind, ".0f")
 
 
 def policy_version(service: Service) -> float:

@@ -9,7 +9,7 @@ import pytest
 from common.observability.checks import CHECKS, WAITING
 from common.observability.checks.base import CPU_LOST, ON_THE_WIRE
 from common.observability.panels import Panel
-from tests.common.observability.helpers import DASHBOARDS, SERIES, panels, queries
+from tests.common.observability.helpers import DASHBOARDS, SERIES, metrics_in, panels, queries
 
 pytestmark = pytest.mark.pure
 
@@ -171,6 +171,12 @@ def test_the_verdict_is_shown_in_words():
     (mapping,) = verdict["fieldConfig"]["defaults"]["mappings"]
     words = [mapping["options"][str(number)]["text"] for number in range(6)]
     assert words == ["balanced", "learner-bound", "actor-bound", "credit-bound", "network-bound", "cpu-starved"]
+
+
+def test_the_time_left_is_the_learners_own_estimate():
+    """Another estimate would differ from that of `rookery top` in a warm-up, and near a target or a wall-clock budget."""
+    (panel,) = [panel for panel in panels(DASHBOARDS["dashboards/rookery-overview.json"]) if panel["title"] == "Time left"]
+    assert metrics_in(panel["targets"][0]["expr"]) - {"rookery_run_info"} == {"rookery_learner_time_left_seconds"}
 
 
 @each_dashboard

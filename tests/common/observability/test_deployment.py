@@ -172,6 +172,27 @@ def test_the_bottleneck_is_the_network_where_new_policies_do_not_reach_half_of_t
     assert stepping(WAITS, NEW, NEW, OLD).bottleneck.kind is Kind.ACTOR
 
 
+LOST = {
+    "connected": (1, 0), "phase_seconds_total": ({"credit_wait": 0.0}, {"credit_wait": 10.0}),
+    "unacknowledged_seconds_total": (0.0, 20.0), "computing_cpu_seconds_total": (0.0, 0.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("waits", "kind"), [(6.0, Kind.ACTOR), (0.5, Kind.BALANCED)])
+def test_an_actor_that_lost_its_learner_changes_no_bottleneck(waits, kind):
+    """It waits for a connection, and its messages for an acknowledgement that no network delays."""
+    learner = WAITS | {"phase_seconds_total": ({"wait": 0.0, "train": 0.0}, {"wait": waits, "train": 10.0 - waits})}
+    learner |= {"workers_connected": ({"actor": 1}, {"actor": 1}), "queue_seconds_total": (0.0, 1.0)}
+    acts = {"phase_seconds_total": ({"act": 0.0}, {"act": 10.0}), "unacknowledged_seconds_total": (0.0, 2.0)}
+    acts = NEW | acts | {"computing_cpu_seconds_total": (0.0, 8.0), "process_cpu_seconds_total": (0.0, 8.0), "connected": (1, 1)}
+    alone, run = stepping(learner, acts), stepping(learner, acts, LOST)
+    assert run.bottleneck == alone.bottleneck
+    assert run.bottleneck.kind is kind
+    assert (run.wire, run.actors_cpu_lost) == (alone.wire, alone.actors_cpu_lost) == (0.5, pytest.approx(0.2))
+    other = learner | {"workers_connected": ({"actor": 2}, {"actor": 2})}  # its actor is not measured
+    assert stepping(other, acts, LOST).unmeasured == "1 of 2 connected actors are measured"
+
+
 @pytest.mark.parametrize(
     ("learner", "reason"),
     [
@@ -289,6 +310,13 @@ def test_actors_wait_for_a_core_in_their_environments_as_often_as_while_they_com
     assert works.actors_cpu_lost == pytest.approx(0.5)
     assert sleeps.actors_cpu_lost == pytest.approx(0.1)
     assert (works.bottleneck.kind, sleeps.bottleneck.kind) == (Kind.CPU, Kind.BALANCED)
+
+
+def test_an_environment_with_many_threads_waits_for_no_core_where_the_loop_gets_nearly_all_of_one():
+    """Eight threads of it lose ten per cent each: that is a tenth of the loop's time, not eight of them."""
+    run = computing(actor=1.8, process=65.8)
+    assert run.actors_cpu_lost == pytest.approx(1 / 9)
+    assert run.bottleneck.kind is Kind.BALANCED
 
 
 def test_a_service_that_does_not_export_its_cpu_seconds_does_not_lack_cpu():

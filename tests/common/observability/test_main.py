@@ -32,6 +32,13 @@ def test_the_tables_of_the_documentation_are_what_the_code_writes(page):
     assert generated(text) == text, f"{page}: run `make monitoring`"
 
 
+def test_the_thresholds_of_the_bottleneck_are_compared_as_the_rule_compares_them():
+    """A side that waits exactly 15 % waits; a core that lacks for exactly 40 % does not."""
+    rows = dict(re.findall(r"^\| (bottleneck: [\w ]+) \| `(\S+) \S+` ", PARTS["thresholds"](), re.MULTILINE))
+    waits, network, policies, cpu = rows.values()
+    assert (waits, network, policies, cpu) == (">=", ">=", ">=", ">")
+
+
 def test_every_generated_part_is_in_a_page():
     """A part that no page has would document nothing."""
     found = [name for page in PAGES for name in re.findall(r"<!-- generated: (.*?) -->", (ROOT / page).read_text())]

@@ -57,25 +57,29 @@ def test_prometheus_finds_the_bottleneck_that_the_live_view_finds(tmp_path):
     cases = [case(*shares) for shares in {*waits, *cores}] + [case(*shares, stale=stale) for *shares, stale in policies]
     cases.append(case(0.0, 0.0, 0.4, 0.25, 1.0, all_reduce=0.75))
     cases += [case(waits, held, 0.5, 1.0, 1.0, connected=2) for waits in SHARES for held in SHARES]
+    cases += [
+        case(waits, held, wire, 1.0, 1.0, cut_off=True) for waits, held, wire in itertools.product(SHARES, SHARES, (0.0, 0.5))
+    ]
+    cases += [case(0.5, 0.0, 0.4, 1.0, gets, threads=8) for gets in (0.5, 0.75, 0.9)]
     document = {"rule_files": [str(COMMITTED / "rules.yml")], "evaluation_interval": "1m", "tests": cases}
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(document))
     code, said = promtool("test", "rules", "grid.yaml", folder=tmp_path)
     assert code == 0, said
 
 
-def case(waits, held, wire, learner_gets, actors_get, *, stale=0.0, all_reduce=0.0, connected=1):
+def case(waits, held, wire, learner_gets, actors_get, *, stale=0.0, all_reduce=0.0, connected=1, cut_off=False, threads=1):
     """One run: its learner waits, its actors are held up, its messages are on the wire for these shares of each minute.
 
     Of the rest of the minute, in which they compute, learner and actors get these shares of a core. New policies do not reach the
     share `stale` of the actors. For the share `all_reduce` the learner waits for its other ranks. Of `connected` actors one is
-    scraped.
+    scraped; where `cut_off`, another that has no learner is scraped too. A process uses the CPU time of `threads` loops.
     """
     given = {f'rookery_learner_phase_seconds_total{{phase="{name}"}}': share for name, share in pair("wait", waits).items()}
     given |= {"rookery_learner_computing_cpu_seconds_total": learner_gets * (1 - waits)}
     given |= {"rookery_learner_all_reduce_seconds_total": all_reduce}
     if held is not None:
         cpu = actors_get * (1 - held)
-        given |= {"rookery_actor_computing_cpu_seconds_total": cpu, 'process_cpu_seconds_total{job="actor"}': cpu}
+        given |= {"rookery_actor_computing_cpu_seconds_total": cpu, 'process_cpu_seconds_total{job="actor"}': threads * cpu}
         given |= {
             f'rookery_actor_phase_seconds_total{{phase="{name}"}}': share for name, share in pair("credit_wait", held).items()
         }
@@ -83,12 +87,19 @@ def case(waits, held, wire, learner_gets, actors_get, *, stale=0.0, all_reduce=0
     actors = {} if held is None else {"credit_wait": held, "act": 1 - held}
     lost = {"learner_cpu_lost": (1 - learner_gets) * (1 - waits) - all_reduce}
     if held is not None:
-        lost["actors_cpu_lost"] = (1 - actors_get) * (1 - held)
+        lost["actors_cpu_lost"] = (1 / actors_get - 1) * min(1, threads * actors_get) * (1 - held)
     stale = 0.0 if held is None else stale
     lost |= {"wire": wire, "unmeasured": "1 of 2" if connected > 1 else ""}
     kind = find_bottleneck(learner={"wait": waits, "train": 1 - waits}, actors=actors, stale=stale, **lost).kind
     series = [{"series": name, "values": f"0+{60 * share:g}x10"} for name, share in given.items()]
     series.append({"series": 'rookery_learner_workers_connected{role="actor"}', "values": f"{connected}x10"})
+    if cut_off:
+        other = {
+            'rookery_actor_phase_seconds_total{phase="credit_wait", ': "0+60x10",
+            "rookery_actor_unacknowledged_seconds_total{": "0+120x10",
+        }
+        other |= {"rookery_actor_connected{": "0x10"}
+        series += [{"series": f'{name}instance="other"}}', "values": values} for name, values in other.items()]
     return {
         "name": f"learner {waits}, actors {held}, {connected}, wire {wire}, cores {learner_gets}, {actors_get}, {stale}: {kind}",
         "interval": "1m",

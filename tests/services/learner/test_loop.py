@@ -470,7 +470,7 @@ def test_a_resumed_run_has_the_evaluation_of_before_in_its_metrics(tmp_path):
 
 
 def test_a_tracker_gets_the_rate_from_update_to_update_and_none_before_the_second(tmp_path):
-    """An update every 12 s: the point of an update is written before the loop's next turn."""
+    """An update every 12 s: the point of an update is written before the loop's next turn, in which the metric follows."""
     scene = Scene(tmp_path, wall_seconds=100.0)
     scene.intake.script = [[item(0)], *[[]] * 11, [item(1)], *[[]] * 11, [item(2)]]
     seen, update = [], Journal.update
@@ -480,14 +480,14 @@ def test_a_tracker_gets_the_rate_from_update_to_update_and_none_before_the_secon
         return scene.intake.script.pop(0)
 
     def watch(journal, env_steps, *, means, newest, returns):
-        seen.append(newest.get("throughput/frames_per_second"))
+        seen.append((newest.get("throughput/frames_per_second"), scene.stats.frames_per_second))
         update(journal, env_steps, means=means, newest=newest, returns=returns)
         scene.stop = len(seen) == 3
 
     scene.intake.take = take
     with patch.object(Journal, "update", watch):
         scene.run()
-    assert seen == [None, 4 * STEPS / 12, 4 * STEPS / 12]
+    assert seen == [(None, 0.0), (4 * STEPS / 12, 0.0), (4 * STEPS / 12, 4 * STEPS / 12)]
 
 
 def test_while_the_last_evaluation_is_played_a_run_is_done_and_its_curve_complete(tmp_path):
@@ -498,13 +498,14 @@ def test_while_the_last_evaluation_is_played_a_run_is_done_and_its_curve_complet
 
     def play(timeout, *, alive, abort):
         status = scene.record.status(IntakeStats(), scene.clock.now)
-        seen.append((status["progress"], status["frames_per_second"]["last_60s"], scene.stats.seconds_left))
+        rates = status["frames_per_second"]["last_60s"], scene.stats.frames_per_second
+        seen.append((status["progress"], *rates, scene.stats.seconds_left))
         scene.clock.now += 30.0
         return waits(timeout, alive=alive, abort=abort)
 
     scene.intake.wait_for_goodbyes = play
     assert scene.run() == "target reached"
-    assert seen == [({"fraction": 1.0, "seconds_left": None}, 0.0, None)]
+    assert seen == [({"fraction": 1.0, "seconds_left": None}, 0.0, 0.0, None)]
     rows = [row.split(",") for row in scene.directory.learning_curve_csv.read_text().splitlines()[1:]]
     assert float(rows[-1][0]) == scene.summary["solved_at"]["wall_seconds"] < 30.0
 

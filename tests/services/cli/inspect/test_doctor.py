@@ -26,14 +26,14 @@ class Fake:
         return self.moments.pop(0)
 
 
-def learner(at, wait, train, *, ranks=1.0, run="r1", **changes):
+def learner(at, wait, train, *, ranks=1.0, run="r1", updates=None, **changes):
     """A learner after so many seconds of each."""
     values = {("phase_seconds_total", "wait"): wait, ("phase_seconds_total", "train"): train, ("ranks", ""): ranks}
     values |= {
         ("training", ""): 1.0,
         ("policy_version", ""): 3.0,
         ("workers_connected", "actor"): 0.0,
-        ("updates_total", ""): train,
+        ("updates_total", ""): train if updates is None else updates,
     }
     samples = {(f"rookery_learner_{name}", label): value for (name, label), value in values.items()}
     samples |= {("rookery_run_info", run): 1.0} if run else {}
@@ -85,6 +85,15 @@ def test_a_bottleneck_is_no_fault_and_has_a_line():
     assert "nothing is broken" in words
     assert "gain     at most 10.0 times as fast" in words
     assert words.splitlines()[-1].startswith("LearnerWaiting: the learner waits 90 % of its time")
+
+
+@pytest.mark.parametrize(("updates", "noted"), [(0.0, True), (1.0, True), (2.0, False)])
+def test_a_window_shorter_than_a_cycle_of_an_update_is_noted(updates, noted):
+    """The shares depend on the moment: the learner waits for 12 s and trains for 24 s."""
+    code, words, _ = run(Fake({"learner": learner(0.0, 0.0, 0.0)}, {"learner": learner(10.0, 2.0, 8.0, updates=updates)}))
+    line = f"  updates within this time: {updates:.0f}; the shares are of a part of an update; raise --seconds"
+    assert code == 0
+    assert (line in words.splitlines()) is noted
 
 
 def test_a_source_that_keeps_history_is_not_waited_for():

@@ -354,6 +354,9 @@ WELL = {
     "a replay memory that fills": {
         "process_resident_memory_bytes": (500 * MIB, 540 * MIB), "training_metric{replay_env_steps}": (10_000, 14_000),
     },
+    "a start of minutes": {
+        "checkpoint_last_success_timestamp_seconds": (0, 0), "process_start_time_seconds": (NOW - 600, NOW - 600),
+    },
     "an allocator": {"process_resident_memory_bytes": (500 * MIB, 505 * MIB)},
 }  # fmt: skip
 
@@ -375,8 +378,9 @@ def test_an_evicted_actor_is_named_with_the_reason_while_it_is_not_connected(end
 
 def test_no_checkpoint_since_the_start_is_old_too():
     """The first one was due long ago."""
-    found = faults(examined({"checkpoint_last_success_timestamp_seconds": (0, 0)}))
-    assert "the last one is 9,000 s old" in found["CheckpointTooOld"]
+    trains = {"phase_seconds_total{wait}": (8890, 8890.5)}
+    found = faults(examined({"checkpoint_last_success_timestamp_seconds": (0, 0)} | trains))
+    assert "none was written in 8,900 s of training, wanted every 60 s" in found["CheckpointTooOld"]
 
 
 @pytest.mark.parametrize(("uploaded", "newer"), [(NOW - 1030, "980 s"), (0, "8,950 s"), (NOW - 900, ""), (float("nan"), "")])

@@ -44,7 +44,7 @@ AFTER = {
         "learner", 10.0, **LEARNER, env_steps_trained_total=5000, env_frames_trained_total=20_000,
         phase_seconds_total={"wait": 1, "train": 9}, policy_lag_versions_sum=15, policy_lag_versions_count=10,
         process_cpu_seconds_total=9.5, process_resident_memory_bytes=400 * MIB, env_steps_dropped_total={"stale": 120},
-        queue_depth=1, queue_capacity=4, ledger_env_steps={"trained": 51_964},
+        queue_depth=1, queue_capacity=4, ledger_env_steps={"trained": 51_964}, env_frames_per_second=2_100,
     ),
     "actor-0": sample(
         "actor", 10.0, policy_version=18, env_steps_total=6000, env_frames_total=24_000, connected=1,
@@ -85,6 +85,11 @@ def test_a_worker_without_a_policy_has_neither_version_nor_lag():
     assert (shown["version"], shown["lag"]) == ("-", "-")
 
 
+def test_a_worker_that_answers_after_the_learner_is_no_version_ahead():
+    """The learner published version 21 between the two answers."""
+    assert cells("actor-0", compare(BEFORE, AFTER | {"actor-0": sample("actor", 10.0, policy_version=21)}))["lag"] == "0"
+
+
 def test_a_service_that_does_not_answer_is_unreachable_and_the_reason_is_below_the_table():
     """A missing service is what the user looks for."""
     assert cells("actor-1") == {"service": "actor-1", "state": "unreachable"}
@@ -103,7 +108,7 @@ def test_the_head_adds_up_the_ranks_of_a_learner():
     run = compare(*ends)
     text = "\n".join(head(run))
     assert "52,964 env steps" in text
-    assert "3,000 frames/s   connected actors 2" in text
+    assert "2,100 frames/s   connected actors 2" in text  # each rank exports the rate of all
     assert cells("learner-1", run)["frames/s"] == "1,000"
 
 
@@ -138,17 +143,18 @@ def test_a_learner_that_was_resumed_in_between_has_no_rates_of_its_run():
     for moment, one in ((1.0, before), (7.0, after)):
         one.samples["process_start_time_seconds", ""] = moment
     run = compare({"learner": before}, {"learner": after})
-    assert "   - frames/s   " in next(iter(head(run)))
     shown = cells("learner", run)
     assert {name: shown[name] for name in ("env steps/s", "frames/s", "drops/s")} == dict.fromkeys(
         ("env steps/s", "frames/s", "drops/s"), "-"
     )
 
 
-def test_a_learner_that_did_not_answer_before_has_no_rate_in_the_head():
-    """In the ten seconds after a restart it trains, and one sample is of no time."""
-    run = compare({"learner": sample("learner", 0.0, unreachable="connection refused")}, {"learner": AFTER["learner"]})
-    assert "   - frames/s   " in next(iter(head(run)))
+def test_the_head_has_the_rate_from_update_to_update_that_the_learner_measures():
+    """Within two seconds of a learner whose updates take three, its counter stands still or jumps."""
+    run = compare({"learner": AFTER["learner"]}, {"learner": replace(AFTER["learner"], at=12.0)})
+    assert cells("learner", run)["frames/s"] == "0"
+    assert "   2,100 frames/s   " in next(iter(head(run)))
+    assert "   - frames/s   " in next(iter(head(compare(BEFORE, BEFORE))))  # of another release
 
 
 @pytest.mark.parametrize(
@@ -188,7 +194,7 @@ def test_the_state_is_one_word(role, changes, state):
 def test_the_head_says_how_the_run_is_and_what_holds_it_up():
     """Score, env steps, speed and actors come first."""
     summary, bottleneck = head(DEPLOYMENT)
-    assert summary == "mean100 327.9   51,964 env steps   2,000 frames/s   connected actors 1"
+    assert summary == "mean100 327.9   51,964 env steps   2,100 frames/s   connected actors 1"
     assert bottleneck == "balanced: the learner works 90 % of the time, the actors 100 %"
 
 
