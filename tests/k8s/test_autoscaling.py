@@ -124,6 +124,8 @@ def test_a_learner_that_stalls_keeps_its_actors():
             {"trained": 1000, "wait": 0.5, "actors": [(500, 0.0), (500, 0.0)], "refused": 2},
             {"capacity": 4.0, "waiting": 3},
         ),
+        # One more lost its learner, and waits for it.
+        ({"trained": 1000, "wait": 0.5, "actors": [(500, 0.0), (500, 0.0)], "lost": 1}, {"capacity": 4.0, "waiting": 3}),
         # A replay memory fills: env steps cost no gradient steps.
         ({"trained": 900, "wait": 0.9, "actors": [(450, 0.0), (450, 0.0)], "samples_per_insert": 0}, {"waiting": 3}),
         (
@@ -148,6 +150,10 @@ def test_the_queries_say_what_the_simulation_takes_them_for(tmp_path, rates, wan
         series.append(_counter(f"rookery_actor_env_steps_total{{{actor}}}", made))
         series.append(_counter(f'rookery_actor_phase_seconds_total{{{actor}, phase="credit_wait"}}', waited))
         series.append(_counter(f'rookery_actor_phase_seconds_total{{{actor}, phase="env"}}', 1 - waited))
+    for number in range(rates.get("lost", 0)):
+        actor = f'namespace="rookery", instance="lost-{number}"'
+        series.append(_counter(f'rookery_actor_phase_seconds_total{{{actor}, phase="credit_wait"}}', 1.0))
+        series.append({"series": f"rookery_actor_connected{{{actor}}}", "values": "0x20"})
     for number in range(rates.get("refused", 0)):
         actor = f'namespace="rookery", instance="refused-{number}"'
         series.append(_counter(f"rookery_actor_env_steps_total{{{actor}}}", 0))
