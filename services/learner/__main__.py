@@ -26,8 +26,8 @@ from common.observability import logs
 from common.observability.health import Health
 from common.observability.http import HttpServer
 from common.observability.learner_metrics import METRICS
-from common.observability.learner_stats import LearnerStats
-from common.observability.metrics import Exporter, run_labels
+from common.observability.learner_stats import PHASES, LearnerStats
+from common.observability.metrics import Exporter, Phases, run_labels
 from common.protocol.learner_side import LearnerSide
 from common.runtime import process
 from common.runtime.checkpoint_files import Checkpoint
@@ -148,6 +148,8 @@ class _Root:
         opened(on_signals(self.shutdown))
         existing = opened(existing_run(self.invocation, self.argv)) if self.rank == 0 else None
         self.stats.ranks = settings.learner.ranks
+        if settings.learner.device == "cuda":  # backward passes run in other threads, for which that of the loop waits
+            self.stats.phases = Phases(PHASES, cpu_clock=lambda: time.process_time)
         metrics = Exporter(METRICS, lambda: self.stats, self.health)
         http = opened(
             HttpServer(
