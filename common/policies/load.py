@@ -52,7 +52,7 @@ class TrainedPolicy:
     version: Version
     env_steps: EnvSteps  # that the weights were trained on
     run_id: str
-    settings: Settings  # of the run
+    settings: Settings  # of the run; `model` as the weights were trained with
     policy: Policy
     to_native: Callable[[NDArray[Any]], NDArray[Any]]  # from the policy's actions to those of the environment
 
@@ -138,12 +138,7 @@ class TrainedPolicy:
 
     def env_settings(self, **overrides: Any) -> EnvSettings:
         """Return the section `env` of the run with other values. Raises `ConfigError` for a value that is not valid."""
-        values = self.settings.model_dump(mode="json")
-        values["env"] |= overrides
-        try:
-            settings = type(self.settings).model_validate_json(json.dumps(values), strict=True)
-        except ValidationError as error:
-            raise config_error(error, values, {f"env.{key}": "argument" for key in overrides}) from error
+        settings = _changed(self.settings, "env", overrides, source="argument")
         idle, fields = {key for key, *_ in unmet(settings)}, EnvSettings.model_fields
         changed = {key for key in overrides if getattr(settings.env, key) != fields[key].get_default()}
         _require_heeded(settings.env, {key for key in changed if f"env.{key}" in idle})
@@ -239,6 +234,8 @@ def _load(
     directory: RunDirectory, folder: Path, saved: Checkpoint, overrides: Sequence[str], seed: int, *, best: bool
 ) -> TrainedPolicy:
     settings = _settings(directory, overrides)
+    if model := saved.counters.get(STATE_SETTINGS, {}).get("model"):  # a resume may have changed those without a parameter
+        settings = _changed(settings, "model", model, source=str(folder))
     if best:
         _require_same_task(directory, folder, saved)
     changed = {text.partition("=")[0].removeprefix("env.") for text in overrides}
@@ -349,6 +346,16 @@ def _settings(directory: RunDirectory, overrides: Sequence[str]) -> Settings:
     except ConfigError as error:
         raise ConfigError(f"{error}; the run may be of another version of rookery, or of your own packages") from error
     return load_settings(preset=config, overrides=overrides, environ={}, strict=True).settings if overrides else settings
+
+
+def _changed(settings: Settings, section: str, changes: Mapping[str, Any], *, source: str) -> Settings:
+    """Return `settings` with `changes` of one section, as JSON values. Raises `ConfigError`."""
+    values = settings.model_dump(mode="json")
+    values[section] |= changes
+    try:
+        return type(settings).model_validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        raise config_error(error, values, {f"{section}.{key}": source for key in changes}) from error
 
 
 def _require_heeded(env: EnvSettings, idle: Collection[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from common.models.snapshot import ParameterLayout
 from common.policies.load import BEST, POLICY, load_policy
 from common.replay.blocks import Segment
 from common.runtime.checkpoint_files import MANIFEST, SEGMENTS, TENSORS, Checkpoint, read
-from common.runtime.checkpoints import CheckpointStore
+from common.runtime.checkpoints import STATE_SETTINGS, CheckpointStore
 
 pytestmark = pytest.mark.wire  # reads and writes files
 
@@ -247,6 +248,25 @@ def test_a_checkpoint_of_a_policy_alone_is_the_best_in_the_environment_of_the_ru
         assert (policy.version, policy.env_steps) == (3, 30)
         assert snapshot.digest(policy.module) == snapshot.digest(best)
     assert load_policy(run.path).version == 7
+
+
+def test_the_network_is_that_of_the_weights_whatever_a_resume_has_changed(make_run):
+    """An older version was played with the activation that the run has since."""
+    run, _ = make_run(SMALL, "model.activation=tanh")
+    before = load_policy(run.path)
+    saved = replace(read(run.checkpoints / "checkpoint-000000000007"), counters={STATE_SETTINGS: before.settings.state_settings})
+    CheckpointStore(run.checkpoints, keep=3).save(saved)
+    run.config.write_text(run.config.read_text().replace("activation: tanh", "activation: relu"))
+    policy, batch = load_policy(run.path, overrides=["env.num_envs=2"]), observations(before, 1000)
+    assert np.array_equal(policy(batch), before(batch))
+    assert (policy.settings.model, policy.settings.env.num_envs) == (before.settings.model, 2)
+
+
+def test_a_network_of_settings_that_this_version_does_not_have_is_one_line(make_run):
+    run, _ = make_run(SMALL)
+    saved = read(run.checkpoints / "checkpoint-000000000007")
+    CheckpointStore(run.checkpoints, keep=3).save(replace(saved, counters={STATE_SETTINGS: {"model": {"activation": "sine"}}}))
+    assert re.search("^model.activation: found 'sine' .*checkpoint-000000000007", refusal(run.path))
 
 
 def test_files_of_the_replay_memory_are_not_needed(make_run):
