@@ -49,6 +49,7 @@ class TrainedPolicy:
     """A policy with the weights of one checkpoint: call it with one observation, or with a batch. One thread uses it."""
 
     env: EnvSpec
+    agents: int  # of one environment, each a row
     version: Version
     env_steps: EnvSteps  # that the weights were trained on
     run_id: str
@@ -122,8 +123,10 @@ class TrainedPolicy:
             raise ConfigError("a batch of observations", found=found, wanted="as many of each array")
         if self.env.action_mask:
             allowed = components_allowed(self.env.action.choices, batches[-1])
-            if not allowed.all(axis=1).any():  # agents that have left may have zeros
-                found, wanted = f"no choice of component {allowed[0].argmin()}", "one of each component"
+            rows = allowed.all(axis=1)
+            if not rows.all() and (self.agents == 1 or not rows.any()):  # several agents: those that have left may have zeros
+                row = rows.argmin()
+                found, wanted = f"no choice of component {allowed[row].argmin()} in row {row}", "one of each component"
                 raise ConfigError("an action mask allows no action", found=found, wanted=wanted)
         return torch.from_numpy(join_inputs(self.env, batches)), single
 
@@ -240,7 +243,7 @@ def _load(
         _require_same_task(directory, folder, saved)
     changed = {text.partition("=")[0].removeprefix("env.") for text in overrides}
     with trial(settings.env) as environment:
-        spec, to_native = environment.spec, environment.to_native
+        spec, agents, to_native = environment.spec, environment.agents, environment.to_native
         _require_heeded(settings.env, changed.intersection(environment.unheeded))
     if changed and (own := _own_spec(directory)) and not _fits(spec, own):
         raise _unfit(changed)
@@ -263,6 +266,7 @@ def _load(
     policy.load(saved.version, _parameters(saved, settings, spec), env_steps=saved.env_steps)
     return TrainedPolicy(
         env=spec,
+        agents=agents,
         version=saved.version,
         env_steps=saved.env_steps,
         run_id=saved.run_id,

@@ -164,10 +164,21 @@ def test_masks_of_other_integers_are_taken_and_those_that_allow_nothing_are_not(
     with pytest.raises(ConfigError, match="an action mask allows no action: found no choice of component 0"):
         policy(observation | {"action_mask": 0 * mask})
     batch = {path: np.stack(3 * [array]) for path, array in observation.items()}
-    left = batch["action_mask"] * np.array([[1], [0], [1]], np.uint8)  # of three agents one has left
-    assert policy(batch | {"action_mask": left})[0] == policy(observation)
+    forbidden = batch["action_mask"] * np.array([[1], [0], [1]], np.uint8)
+    with pytest.raises(ConfigError, match="an action mask allows no action: found no choice of component 0 in row 1"):
+        policy(batch | {"action_mask": forbidden})
     with pytest.raises(ConfigError, match=r"a batch of observations: found .*1 of action_mask, wanted as many of each array"):
         policy(batch | {"action_mask": mask[np.newaxis]})
+
+
+def test_of_several_agents_those_that_have_left_may_have_masks_that_allow_nothing(make_run):
+    setting = "env.entry_point=common.envs.probes:leaving_agents"
+    policy = load_policy(make_run(SMALL, setting, "env.kwargs={mask: leaf}", "env.action_mask=true")[0].path)
+    observation, _ = policy.make_env().reset(seed=1)
+    left = observation["action_mask"] * np.array([[1], [0]], np.uint8)
+    assert policy(observation | {"action_mask": left})[0] == policy(observation)[0]
+    with pytest.raises(ConfigError, match="an action mask allows no action"):
+        policy(observation | {"action_mask": 0 * left})
 
 
 def test_settings_that_change_bounds_or_masks_do_not_fit_a_policy(make_run, tmp_path, monkeypatch):
