@@ -49,10 +49,11 @@ class TrainedPolicy:
     """A policy with the weights of one checkpoint: call it with one observation, or with a batch. One thread uses it."""
 
     env: EnvSpec
+    agents: int  # of one environment, each a row
     version: Version
     env_steps: EnvSteps  # that the weights were trained on
     run_id: str
-    settings: Settings  # of the run
+    settings: Settings  # of the run; `model` as the weights were trained with
     policy: Policy
     to_native: Callable[[NDArray[Any]], NDArray[Any]]  # from the policy's actions to those of the environment
 
@@ -122,8 +123,10 @@ class TrainedPolicy:
             raise ConfigError("a batch of observations", found=found, wanted="as many of each array")
         if self.env.action_mask:
             allowed = components_allowed(self.env.action.choices, batches[-1])
-            if not allowed.all(axis=1).any():  # agents that have left may have zeros
-                found, wanted = f"no choice of component {allowed[0].argmin()}", "one of each component"
+            rows = allowed.all(axis=1)
+            if not rows.all() and (self.agents == 1 or not rows.any()):  # several agents: those that have left may have zeros
+                row = rows.argmin()
+                found, wanted = f"no choice of component {allowed[row].argmin()} in row {row}", "one of each component"
                 raise ConfigError("an action mask allows no action", found=found, wanted=wanted)
         return torch.from_numpy(join_inputs(self.env, batches)), single
 
@@ -138,12 +141,7 @@ class TrainedPolicy:
 
     def env_settings(self, **overrides: Any) -> EnvSettings:
         """Return the section `env` of the run with other values. Raises `ConfigError` for a value that is not valid."""
-        values = self.settings.model_dump(mode="json")
-        values["env"] |= overrides
-        try:
-            settings = type(self.settings).model_validate_json(json.dumps(values), strict=True)
-        except ValidationError as error:
-            raise config_error(error, values, {f"env.{key}": "argument" for key in overrides}) from error
+        settings = _changed(self.settings, "env", overrides, source="argument")
         idle, fields = {key for key, *_ in unmet(settings)}, EnvSettings.model_fields
         changed = {key for key in overrides if getattr(settings.env, key) != fields[key].get_default()}
         _require_heeded(settings.env, {key for key in changed if f"env.{key}" in idle})
@@ -239,11 +237,13 @@ def _load(
     directory: RunDirectory, folder: Path, saved: Checkpoint, overrides: Sequence[str], seed: int, *, best: bool
 ) -> TrainedPolicy:
     settings = _settings(directory, overrides)
+    if model := saved.counters.get(STATE_SETTINGS, {}).get("model"):  # a resume may have changed those without a parameter
+        settings = _changed(settings, "model", model, source=str(folder))
     if best:
         _require_same_task(directory, folder, saved)
     changed = {text.partition("=")[0].removeprefix("env.") for text in overrides}
     with trial(settings.env) as environment:
-        spec, to_native = environment.spec, environment.to_native
+        spec, agents, to_native = environment.spec, environment.agents, environment.to_native
         _require_heeded(settings.env, changed.intersection(environment.unheeded))
     if changed and (own := _own_spec(directory)) and not _fits(spec, own):
         raise _unfit(changed)
@@ -266,6 +266,7 @@ def _load(
     policy.load(saved.version, _parameters(saved, settings, spec), env_steps=saved.env_steps)
     return TrainedPolicy(
         env=spec,
+        agents=agents,
         version=saved.version,
         env_steps=saved.env_steps,
         run_id=saved.run_id,
@@ -349,6 +350,16 @@ def _settings(directory: RunDirectory, overrides: Sequence[str]) -> Settings:
     except ConfigError as error:
         raise ConfigError(f"{error}; the run may be of another version of rookery, or of your own packages") from error
     return load_settings(preset=config, overrides=overrides, environ={}, strict=True).settings if overrides else settings
+
+
+def _changed(settings: Settings, section: str, changes: Mapping[str, Any], *, source: str) -> Settings:
+    """Return `settings` with `changes` of one section, as JSON values. Raises `ConfigError`."""
+    values = settings.model_dump(mode="json")
+    values[section] |= changes
+    try:
+        return type(settings).model_validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        raise config_error(error, values, {f"{section}.{key}": source for key in changes}) from error
 
 
 def _require_heeded(env: EnvSettings, idle: Collection[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,6 +18,7 @@ from common.runtime.run_directory import RunDirectory, run_folders
 from services.cli.series.grid import SERIES_FILE, members
 from services.cli.train.outcome import curve_points, own_end, read_curve
 
+_BUDGETS = ("target.env_steps", "target.wall_seconds")
 MAX_LABEL_SETTINGS = 4  # named in the label of a configuration; the table of settings has all
 
 # Chosen for each run, or without effect on what it learns.
@@ -147,16 +149,22 @@ def read_run(path: Path) -> RunData:
 
 
 def unbegun_members(series: Path) -> tuple[list[str], int]:
-    """Return the names of the runs that have not begun of the series in the folder `series`, and how many runs it has.
+    """Return the names of the runs that have not begun of the series in the folder `series`, and how many runs it has."""
+    names, _ = _series(series)
+    return [name for name in names if not RunDirectory(series / name).begun], len(names)
+
+
+def _series(folder: Path) -> tuple[Sequence[str], Mapping[str, Any]]:
+    """Return the names of the runs of the series in `folder`, and settings of its first run, without those with several values.
 
     Without a series, or where its file cannot be read, there are none: the runs that have begun can be compared.
     """
     try:
-        values = json.loads(_text(series / SERIES_FILE) or "{}")
+        values = json.loads(_text(folder / SERIES_FILE) or "{}")
         names = [member.name for member in members(values.get("grid", {}), values.get("seeds", ()))]
+        return names, dict(next(iter(values.get("settings", ())), {}))
     except (OSError, ValueError, AttributeError, TypeError, ConfigError):
-        return [], 0
-    return [name for name in names if not RunDirectory(series / name).begun], len(names)
+        return (), {}
 
 
 def _text(path: Path) -> str:
@@ -187,11 +195,26 @@ def is_own(key: str) -> bool:
 def configurations(runs: Iterable[RunData]) -> list[Configuration]:
     """Return the configurations of `runs` in the order in which they first occur."""
     groups: dict[str, list[RunData]] = {}
-    for run in runs:
+    for run in map(_with_budget_of_series, runs):
         groups.setdefault(_compared_text(run), []).append(run)
     lists = [sorted(group, key=lambda run: (run.seed, str(run.path))) for group in groups.values()]
     named = enumerate(zip(_labels(lists), lists, strict=True), 1)
     return [Configuration(number=number, label=label, runs=group) for number, (label, group) in named]
+
+
+def _with_budget_of_series(run: RunData) -> RunData:
+    """Return the run with the budget of its series where that is larger: the series was resumed with it.
+
+    A run that had reached its target is not resumed, and would be apart from the others by its result.
+    """
+    path = run.path.resolve()
+    names, settings = _series(path.parent)
+    larger = {key: settings[key] for key in _BUDGETS if key in settings and _limit(settings[key]) > _limit(run.settings.get(key))}
+    return replace(run, settings={**run.settings, **larger}) if larger and path.name in names else run
+
+
+def _limit(value: Any) -> float:
+    return value if isinstance(value, int | float) else math.inf
 
 
 def differing_settings(groups: Sequence[Configuration]) -> dict[str, list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from common.models.snapshot import ParameterLayout
 from common.policies.load import BEST, POLICY, load_policy
 from common.replay.blocks import Segment
 from common.runtime.checkpoint_files import MANIFEST, SEGMENTS, TENSORS, Checkpoint, read
-from common.runtime.checkpoints import CheckpointStore
+from common.runtime.checkpoints import STATE_SETTINGS, CheckpointStore
 
 pytestmark = pytest.mark.wire  # reads and writes files
 
@@ -163,10 +164,21 @@ def test_masks_of_other_integers_are_taken_and_those_that_allow_nothing_are_not(
     with pytest.raises(ConfigError, match="an action mask allows no action: found no choice of component 0"):
         policy(observation | {"action_mask": 0 * mask})
     batch = {path: np.stack(3 * [array]) for path, array in observation.items()}
-    left = batch["action_mask"] * np.array([[1], [0], [1]], np.uint8)  # of three agents one has left
-    assert policy(batch | {"action_mask": left})[0] == policy(observation)
+    forbidden = batch["action_mask"] * np.array([[1], [0], [1]], np.uint8)
+    with pytest.raises(ConfigError, match="an action mask allows no action: found no choice of component 0 in row 1"):
+        policy(batch | {"action_mask": forbidden})
     with pytest.raises(ConfigError, match=r"a batch of observations: found .*1 of action_mask, wanted as many of each array"):
         policy(batch | {"action_mask": mask[np.newaxis]})
+
+
+def test_of_several_agents_those_that_have_left_may_have_masks_that_allow_nothing(make_run):
+    setting = "env.entry_point=common.envs.probes:leaving_agents"
+    policy = load_policy(make_run(SMALL, setting, "env.kwargs={mask: leaf}", "env.action_mask=true")[0].path)
+    observation, _ = policy.make_env().reset(seed=1)
+    left = observation["action_mask"] * np.array([[1], [0]], np.uint8)
+    assert policy(observation | {"action_mask": left})[0] == policy(observation)[0]
+    with pytest.raises(ConfigError, match="an action mask allows no action"):
+        policy(observation | {"action_mask": 0 * left})
 
 
 def test_settings_that_change_bounds_or_masks_do_not_fit_a_policy(make_run, tmp_path, monkeypatch):
@@ -247,6 +259,25 @@ def test_a_checkpoint_of_a_policy_alone_is_the_best_in_the_environment_of_the_ru
         assert (policy.version, policy.env_steps) == (3, 30)
         assert snapshot.digest(policy.module) == snapshot.digest(best)
     assert load_policy(run.path).version == 7
+
+
+def test_the_network_is_that_of_the_weights_whatever_a_resume_has_changed(make_run):
+    """An older version was played with the activation that the run has since."""
+    run, _ = make_run(SMALL, "model.activation=tanh")
+    before = load_policy(run.path)
+    saved = replace(read(run.checkpoints / "checkpoint-000000000007"), counters={STATE_SETTINGS: before.settings.state_settings})
+    CheckpointStore(run.checkpoints, keep=3).save(saved)
+    run.config.write_text(run.config.read_text().replace("activation: tanh", "activation: relu"))
+    policy, batch = load_policy(run.path, overrides=["env.num_envs=2"]), observations(before, 1000)
+    assert np.array_equal(policy(batch), before(batch))
+    assert (policy.settings.model, policy.settings.env.num_envs) == (before.settings.model, 2)
+
+
+def test_a_network_of_settings_that_this_version_does_not_have_is_one_line(make_run):
+    run, _ = make_run(SMALL)
+    saved = read(run.checkpoints / "checkpoint-000000000007")
+    CheckpointStore(run.checkpoints, keep=3).save(replace(saved, counters={STATE_SETTINGS: {"model": {"activation": "sine"}}}))
+    assert re.search("^model.activation: found 'sine' .*checkpoint-000000000007", refusal(run.path))
 
 
 def test_files_of_the_replay_memory_are_not_needed(make_run):

@@ -1,5 +1,7 @@
 """Runs from their files, and the configurations that they form."""
 
+import json
+
 import pytest
 
 from common.errors import ConfigError
@@ -81,6 +83,28 @@ def test_a_setting_that_an_older_version_did_not_have_is_at_its_default(tmp_path
     config = write_run(tmp_path / "old", "run.seed=2") / "config.yaml"
     config.write_text("\n".join(line for line in config.read_text().splitlines() if "torch_threads" not in line))
     assert len(configurations(read_runs([tmp_path]))) == 1
+
+
+@pytest.mark.parametrize(
+    ("seeds", "budget", "counts"),
+    [
+        ([1, 2], {"target.env_steps": 2000, "target.wall_seconds": 90.0}, [2]),
+        ([1, 2], {"target.env_steps": 2000, "target.wall_seconds": None}, [2]),
+        ([1, 2], {"target.env_steps": 500, "target.wall_seconds": 10.0}, [1, 1]),  # a smaller one ended no run
+        ([1, 2], {}, [1, 1]),  # it has several values, which are compared
+        ([1], {"target.env_steps": 2000, "target.wall_seconds": 90.0}, [1, 1]),  # resumed for other seeds
+    ],
+)
+def test_a_solved_run_of_a_series_that_was_resumed_with_a_larger_budget_is_not_apart(tmp_path, write_run, seeds, budget, counts):
+    """Only those that were not solved go on: rows of their own would hold runs chosen by their result."""
+    series = {"grid": {}, "seeds": seeds, "settings": [budget]}
+    (tmp_path / "series.json").write_text(json.dumps(series))
+    went_on = [f"{key}={json.dumps(value)}" for key, value in (budget or {"target.env_steps": 2000}).items()]
+    write_run(tmp_path / "s1", "run.seed=1", *went_on, solved=False, env_steps=2000)
+    write_run(tmp_path / "s2", "run.seed=2", "target.env_steps=1000", "target.wall_seconds=60", solved=True, env_steps=900)
+    groups = configurations(read_runs([tmp_path]))
+    assert [len(group.runs) for group in groups] == counts
+    assert (groups[0].label == "cartpole") == (counts == [2])
 
 
 def test_runs_are_found_in_folders_of_series_and_once(tmp_path, write_run):
