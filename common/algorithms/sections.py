@@ -41,7 +41,12 @@ OptimizerName: TypeAlias = Annotated[
 ReplayCapacity: TypeAlias = Annotated[
     int, Field(ge=1, description="env steps kept, over all environments; the oldest make room. Allocated at the start")
 ]
-Warmup: TypeAlias = Annotated[int, Field(ge=0, description="env steps inserted before the first gradient step"), _HELD]
+Warmup: TypeAlias = Annotated[
+    int,
+    Field(ge=0, description="env steps inserted before the first gradient step"),
+    _HELD,
+    AtMost("target.env_steps", "the run would end before its first gradient step", below=True),
+]
 Minibatch: TypeAlias = Annotated[int, Field(ge=1, le=65_536, description="transitions drawn for one gradient step"), _HELD]
 Dueling: TypeAlias = Annotated[
     bool, Field(description="state value and advantages in streams of their own, each a last hidden layer")
@@ -254,10 +259,10 @@ class ReplaySection(AlgorithmSection):
                 "that many are inserted at once"
             )
         paid = self._samples(scale)
-        if paid < drawn:
+        if 0 < paid < drawn:
             yield (
                 f"algorithm.samples_per_insert: found {self.samples_per_insert:g}, wanted more: target.env_steps "
-                f"{scale.env_steps} less algorithm.warmup {self.warmup} pay for {max(0.0, paid):g} samples, and one gradient "
+                f"{scale.env_steps} less algorithm.warmup {self.warmup} pay for {paid:g} samples, and one gradient "
                 f"step takes algorithm.minibatch {self.minibatch}{ranks}"
             )
         if scale.waiting > scale.max_policy_lag:

@@ -136,12 +136,21 @@ def test_an_insert_must_fit_into_the_memory():
     assert problem.startswith("algorithm.replay_capacity: found 2000, wanted at least 2048 = learner.batch 1 x rollout.length")
 
 
-@pytest.mark.parametrize(("warmup", "ratio"), [(99_990, 3.1), (100_000, 8.0), (0, 0.0003)])
+@pytest.mark.parametrize(("warmup", "ratio"), [(99_990, 3.1), (0, 0.0003)])
 def test_a_run_must_pay_for_at_least_one_gradient_step(warmup, ratio):
-    """A warm-up as long as the budget, or a ratio so small that the run ends first."""
+    """A warm-up nearly as long as the budget, or a ratio so small that the run ends first."""
     (problem,) = problems(warmup=warmup, samples_per_insert=ratio)
     assert problem.startswith(f"algorithm.samples_per_insert: found {ratio:g}, wanted more")
     assert f"algorithm.warmup {warmup}" in problem
+
+
+@pytest.mark.parametrize("warmup", [5_000, 5_001])
+def test_a_run_that_ends_in_its_warm_up_is_refused_with_all_that_is_too_long_for_it(warmup):
+    """No ratio would pay for a gradient step."""
+    scale = REPLAY_SCALE._replace(env_steps=5_000, actors=1)
+    first, second = problems(scale, section=TD3Settings, warmup=warmup, random_env_steps=5_000)
+    assert first.startswith(f"algorithm.warmup: found {warmup}, wanted less than 5000 = target.env_steps: ")
+    assert second.startswith("algorithm.random_env_steps: found 5000, wanted less than 5000 = target.env_steps: ")
 
 
 def test_a_gradient_step_of_ranks_takes_a_minibatch_of_each():
