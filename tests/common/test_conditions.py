@@ -112,6 +112,7 @@ DEAD = [
     ("cartpole", ["env.terminate_on_life_loss=true"], "env.terminate_on_life_loss: found true"),
     ("cartpole", ["env.frame_skip=8"], "env.frame_skip: found 8"),
     ("cartpole", ["env.max_episode_frames=100"], "env.max_episode_frames: found 100"),
+    ("cartpole", ["policy_server.workers=1", "env.autoreset=same_step"], "env.autoreset: found same_step"),
     ("cartpole", ["env.crop=[1, 1]"], "env.crop: found [1, 1]"),
     ("pong", ["env.entry_point=common.envs.probes:matching_action", "env.noop_max=3"], "env.noop_max: found 3"),
     ("cartpole", ["algorithm.lr_schedule=constant", "algorithm.lr_final=1e-5"], "algorithm.lr_final: found 1e-05"),
