@@ -15,6 +15,7 @@ from common.conditions import PER_ENVIRONMENT, AtMost, OnlyIf, Unless
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
 from common.models.spec import ModelSettings, Precision
+from common.replay.blocks import STREAMS, block_rows
 
 _ENTROPY_COEF_DISCRETE = 0.01
 _T = TypeVar("_T")
@@ -67,6 +68,7 @@ class RunScale(NamedTuple):
     env_steps: int  # the run's budget
     memory: bool = False  # whether the network has it (`model.recurrent`)
     ranks: int = 1  # of the learner, each of which takes a minibatch for every gradient step
+    frame_stack: int = 1  # S: observations that the network sees
 
     @property
     def message_env_steps(self) -> int:
@@ -77,6 +79,14 @@ class RunScale(NamedTuple):
     def batch_env_steps(self) -> int:
         """Rows of one batch."""
         return self.batch * self.message_env_steps
+
+    @property
+    def streams(self) -> int:
+        """Environments for which a replay memory is laid out: those of all actors of one rank.
+
+        Where all start elsewhere a memory of sequences has room for those of one actor: it needs room for each rollout.
+        """
+        return max(STREAMS, (self.actors or int(self.memory)) * self.num_envs)
 
     @property
     def waiting(self) -> int:
@@ -271,10 +281,12 @@ class ReplaySection(AlgorithmSection):
                 "actor.count (of a rank) / learner.batch: messages wait while the gradient steps that earlier ones paid for are "
                 "taken, and those that are dropped as stale would pay for none"
             )
+        try:
+            self.require_room(scale)
+        except ConfigError as error:
+            yield str(error)
 
-        streams = scale.num_envs * max(1, scale.actors)
-        if (self.n_step + 1) * streams > self.replay_capacity:
-            yield (
-                f"algorithm.n_step: found {self.n_step}, wanted less than {self.replay_capacity / streams:g} = "
-                f"algorithm.replay_capacity / {streams} environments: a window lies in the memory of one environment"
-            )
+    def require_room(self, scale: RunScale) -> None:
+        """Raise `ConfigError` where the memory has no room for the environments that write to it."""
+        if not scale.memory:
+            block_rows(scale.frame_stack, capacity=self.replay_capacity, n_step=self.n_step, streams=scale.streams)

@@ -19,8 +19,7 @@ from common.config.load import CHOSEN, LoadedSettings, as_yaml, load_settings, w
 from common.config.schema import Settings, conflicts
 from common.errors import ConfigError, ResourceError
 from common.observability.deployment import ENV_WORKER, LEARNER
-from common.replay.blocks import STREAMS, block_rows
-from common.replay.sequences import require_room
+from common.replay.blocks import block_rows
 from common.runtime.copies import check_new, check_resumed, copy_address, restore, restore_missing
 from common.runtime.disk import DISK, write_atomically
 from common.runtime.machine import cores
@@ -272,25 +271,18 @@ def max_actors(settings: Settings) -> int:
     """
     for count in range(ACTORS_PER_CORE * cores(), settings.actor.count, -1):
         tried = settings.model_copy(update={"actor": settings.actor.model_copy(update={"count": count})})
-        with suppress(ConfigError):
-            if not any(conflicts(tried)) and (_block_rows(tried) == _block_rows(settings) or not settings.checkpoint.replay):
-                return count
+        if not any(conflicts(tried)) and (_block_rows(tried) == _block_rows(settings) or not settings.checkpoint.replay):
+            return count
     return settings.actor.count
 
 
 def _block_rows(settings: Settings) -> int:
-    """Return the part of the layout of the replay memory that depends on the number of actors; 0 where none does.
-
-    Raises `ConfigError` for a memory too small for them.
-    """
-    algorithm, streams = settings.algorithm, settings.rank_actors * settings.env.num_envs
-    if not isinstance(algorithm, ReplaySection):
+    """Return the part of the layout of the replay memory that depends on the number of actors; 0 where none does."""
+    algorithm, scale = settings.algorithm, settings.scale
+    if not isinstance(algorithm, ReplaySection) or scale.memory:
         return 0
-    if settings.model.recurrent:
-        require_room(algorithm.replay_capacity, length=settings.rollout.length, streams=max(STREAMS, streams))
-        return 0
-    sizes = {"capacity": algorithm.replay_capacity, "n_step": algorithm.n_step, "streams": max(STREAMS, streams)}
-    return block_rows(settings.env.frame_stack, **sizes)
+    sizes = {"capacity": algorithm.replay_capacity, "n_step": algorithm.n_step, "streams": scale.streams}
+    return block_rows(scale.frame_stack, **sizes)
 
 
 def _download_missing(request: Request, environ: Mapping[str, str]) -> None:
