@@ -23,6 +23,7 @@ from common.tracking.remote import check_tracking
 from services.cli.compare.runs import is_own
 from services.cli.env_trial import check_environment
 from services.cli.series.grid import SERIES_FILE, Member, members, parse_seeds, split_overrides
+from services.cli.train.plan import check_workers
 
 SAVED_OPTIONS = {"--actors", "--log-format"}  # of `rookery train`
 
@@ -150,13 +151,18 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
     checked = [load_settings(preset=preset, overrides=series.overrides_of(member), environ=environ) for member in series.members]
     combinations = checked[:: len(seeds)]
     if saved is None or request.overrides:  # others were tried when the series began
-        try_runs(combinations, environ)
+        try_runs(combinations, environ, auto_actors="--actors auto" in " ".join(options))
     return replace(series, settings=effective_settings(combinations, apart=grid)), checked[0].settings
 
 
-def try_runs(runs: Iterable[LoadedSettings], environ: Mapping[str, str]) -> None:
-    """Raise `ConfigError` where an environment of the runs fails in a trial or does not fit them, or a tracker cannot work."""
+def try_runs(runs: Iterable[LoadedSettings], environ: Mapping[str, str], *, auto_actors: bool = False) -> None:
+    """Raise `ConfigError` where a run would be refused at its start.
+
+    An environment fails in a trial or does not fit, a tracker cannot work, or a rank has no actor.
+    """
     settings = [loaded.settings for loaded in runs]
+    for each in settings:
+        check_workers(each, auto_actors=auto_actors)
     check_environment(*settings)
     for each in settings:
         check_tracking(each.run.tracking, environ)

@@ -182,7 +182,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         check_environment(loaded.settings)
         run = loaded.settings.run
         check_tracking(run.tracking, environ)
-        _check_workers(request, loaded.settings)
+        check_workers(loaded.settings, auto_actors=request.auto_actors)
         path = request.run_dir or (Path(run.dir) if run.dir else default_path(preset=run.preset, seed=run.seed, now=now))
         if request.resume:
             for address in filter(None, {request.store_copy, run.store and copy_address(run.store, path)}):
@@ -251,14 +251,17 @@ def _rewrite(directory: RunDirectory, text: str, settings: Settings) -> None:
             raise ResourceError(fact, found=found, wanted=wanted, fix=fix) from error
 
 
-def _check_workers(request: Request, settings: Settings) -> None:
-    """Raise `ConfigError` for numbers of actors, ranks and env workers with which some would have nothing to do."""
+def check_workers(settings: Settings, *, auto_actors: bool = False) -> None:
+    """Raise `ConfigError` for numbers of actors, ranks and env workers with which some would have nothing to do.
+
+    With `auto_actors` the number of actors is sought, whatever the settings have.
+    """
     ranks, actors = settings.learner.ranks, settings.actor.count
-    if 0 < actors < ranks:
+    if 0 < actors < ranks and not auto_actors:
         wanted = f"at least {ranks} = learner.ranks: a rank without an actor trains on nothing; or 0, where all start elsewhere"
         raise ConfigError("actor.count", found=actors, wanted=wanted, fix=f"add actor.count={ranks}")
     workers = settings.policy_server.workers
-    if request.auto_actors and (workers or settings.lockstep):
+    if auto_actors and (workers or settings.lockstep):
         fact = f"the number of {'policy servers' if workers else 'actors'} cannot be searched for"
         found = f"--actors auto with {f'policy_server.workers={workers}' if workers else 'run.mode=lockstep'}"
         raise ConfigError(fact, found=found, wanted="--actors N")

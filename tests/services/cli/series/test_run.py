@@ -291,6 +291,11 @@ def test_a_seed_beside_seeds_is_refused(ran, resume):
         ({"overrides": ("env.id=CartPol-v1",), "seeds": "1-2"}, "unknown environment id: found CartPol-v1"),
         ({"overrides": ("algorithm.name=ppo,td3",), "seeds": None}, "td3 needs continuous actions"),
         ({"overrides": ("run.tracking=[],[mlflow]",), "seeds": None}, "run.tracking names mlflow"),
+        ({"overrides": ("learner.ranks=1,2", "actor.count=1"), "seeds": None}, "actor.count: found 1, wanted at least 2"),
+        (
+            {"overrides": ("policy_server.workers=0,1",), "seeds": None, "options": ("--actors", "auto")},
+            "number of policy servers cannot be searched for",
+        ),
     ],
 )
 def test_bad_input_writes_nothing(tmp_path, request_, hint):
@@ -298,6 +303,10 @@ def test_bad_input_writes_nothing(tmp_path, request_, hint):
     with pytest.raises(ConfigError, match=hint), open_series(request, environ={}, now=NOW):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_actors_whose_number_is_sought_are_enough_for_each_rank(ran):
+    assert ran("learner.ranks=1,2", "actor.count=1", options=("--actors", "auto"))[0] == 0
 
 
 def test_a_setting_of_a_resume_that_cannot_work_is_refused_and_not_kept(ran, tmp_path):
