@@ -40,7 +40,7 @@ from common.transport.zmq import ZmqServer
 from services.cli.env_trial import check_environment
 from services.cli.train.instructions import Start, actor_names, rank_names
 from services.cli.train.outcome import written
-from services.cli.train.ports import Ports, binds, metrics_ports, policy_servers
+from services.cli.train.ports import Ports, binds, has_port, metrics_ports, policy_servers
 from services.cli.train.search import ActorSearch
 from services.cli.train.supervisor import Supervisor
 
@@ -188,8 +188,8 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
             for address in filter(None, {request.store_copy, run.store and copy_address(run.store, path)}):
                 check_resumed(address, path, warn=_print_warning)
         ports = stack.enter_context(Ports())
-        for endpoint in binds(loaded.settings):
-            ports.claim(parse_endpoint(endpoint).port)  # those that the user or an earlier start chose, before any is sought
+        for endpoint in binds(loaded.settings) if has_port(loaded) else ():
+            ports.claim(parse_endpoint(endpoint).port)  # before any is sought
         most = max_actors(loaded.settings) if request.auto_actors else loaded.settings.actor.count
         metrics = metrics_ports(loaded.settings, ports, actors=most)
         chosen = _with_addresses(loaded, path, now, ports, resume=request.resume)
@@ -343,7 +343,7 @@ def _with_addresses(loaded: LoadedSettings, path: Path, now: datetime, ports: Po
     settings = loaded.settings
     bind = parse_endpoint(settings.learner.bind)
     port = bind.port
-    if loaded.provenance["learner.bind"] == DEFAULT or port == 0:
+    if not has_port(loaded):
         port = ports.find(settings.learner.ranks, in_a_row=True)[0]
     known = "" if not resume and is_config_of_a_run(loaded.provenance["run.id"]) else settings.run.id  # that run keeps its id
     chosen: dict[str, Any] = {
