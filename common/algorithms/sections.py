@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.conditions import PER_ENVIRONMENT, AtMost, OnlyIf, Unless
+from common.conditions import PER_ENVIRONMENT, AtMost, OnlyIf, Unless, UnlessEqual
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
 from common.models.spec import ModelSettings, Precision
@@ -21,12 +21,7 @@ _ENTROPY_COEF_DISCRETE = 0.01
 _T = TypeVar("_T")
 _HELD = AtMost("replay_capacity", "the memory never holds more")
 _SOON = AtMost("rollout.length", "a window would be complete only several messages after it began")
-
-
-def _within_run(start: str, end: str) -> AtMost:
-    """Return the condition on the length of a schedule between the values of two settings, which must differ for an effect."""
-    return AtMost("target.env_steps", "the run ends before the schedule does", refused=False, unless_equal=(start, end))
-
+_WITHIN_RUN = AtMost("target.env_steps", "the run ends before the schedule does", refused=False)
 
 _Linear: TypeAlias = Annotated[_T, OnlyIf("lr_schedule", "linear")]
 
@@ -113,7 +108,7 @@ class AlgorithmSection(BaseModel):
     lr_final: Annotated[_Linear[float], AtMost("learning_rate", "the schedule goes down")] = Field(
         default=0.0, ge=0.0, le=1.0, description="linear: where the learning rate ends, and stays"
     )
-    lr_env_steps: Annotated[_Linear[int], PER_ENVIRONMENT, _within_run("learning_rate", "lr_final")] = Field(
+    lr_env_steps: Annotated[_Linear[int], PER_ENVIRONMENT, UnlessEqual("lr_final", "learning_rate"), _WITHIN_RUN] = Field(
         default=0,
         ge=0,
         description="linear: env steps until lr_final is reached; 0: all of target.env_steps, which a resume may raise",
@@ -153,7 +148,7 @@ class ActorCriticSection(AlgorithmSection):
     entropy_final: Annotated[float, Unless("entropy_env_steps", 0)] = Field(
         default=0.0, ge=0.0, description="where that weight ends, and stays"
     )
-    entropy_env_steps: Annotated[int, PER_ENVIRONMENT, _within_run("entropy_coef", "entropy_final")] = Field(
+    entropy_env_steps: Annotated[int, PER_ENVIRONMENT, UnlessEqual("entropy_final", "entropy_coef"), _WITHIN_RUN] = Field(
         default=0, ge=0, description="env steps until entropy_final is reached in a straight line; 0: it stays at entropy_coef"
     )
     max_grad_norm: float = Field(default=0.5, gt=0.0, description="gradients are scaled down to this L2 norm")
@@ -187,7 +182,7 @@ class ActionValueSection(AlgorithmSection):
         default=1.0, ge=0.0, le=1.0, description="probability of a random action at the start"
     )
     epsilon: Epsilon = 0.01
-    epsilon_env_steps: Annotated[int, PER_ENVIRONMENT, _within_run("epsilon_initial", "epsilon")] = Field(
+    epsilon_env_steps: Annotated[int, PER_ENVIRONMENT, UnlessEqual("epsilon", "epsilon_initial"), _WITHIN_RUN] = Field(
         default=100_000, ge=0, description="env steps until epsilon is reached in a straight line"
     )
 
