@@ -129,7 +129,10 @@ def merge_layers(layers: Sequence[Layer]) -> tuple[Tree, dict[str, str]]:
     sources: dict[str, str] = {}
     for layer in layers:
         tree = _merged(tree, layer.values)
-        sources.update({".".join(path): layer.source for path, _ in leaves(layer.values)})
+        for path, _ in leaves(layer.values):
+            for length in range(1, len(path)):
+                sources.pop(".".join(path[:length]), None)  # of a leaf that this mapping replaced
+            sources[".".join(path)] = layer.source
     return tree, sources
 
 

@@ -95,6 +95,14 @@ def test_mappings_merge_and_all_else_is_replaced():
     }
 
 
+def test_a_leaf_that_a_mapping_replaced_has_no_source_anymore():
+    """An error at the mapping names the layer that has it."""
+    preset = Layer(source="preset", values={"env": {"num_envs": 8, "id": "a"}})
+    _, sources = merge_layers([preset, Layer(source="command line", values=nest(("env", "num_envs", "x"), 1))])
+    assert sources == {"env.id": "preset", "env.num_envs.x": "command line"}
+    assert source_of(("env", "num_envs"), sources) == "command line"
+
+
 def test_empty_keyword_arguments_are_none_and_an_empty_section_changes_nothing():
     """There is no other way to leave out an argument of a preset."""
     preset = Layer(source="preset", values={"env": {"id": "a", "kwargs": {"x": 1}}, "model": {"hidden": [9]}})
