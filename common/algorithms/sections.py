@@ -79,7 +79,8 @@ class RunScale(NamedTuple):
     def streams(self) -> int:
         """Environments for which a replay memory is laid out: those of all actors of one rank.
 
-        Where all start elsewhere a memory of sequences has room for those of one actor: it needs room for each rollout.
+        Where all actors start elsewhere (0), a memory of sequences is laid out for one: with more environments than rollouts it
+        never has a sequence to draw.
         """
         return max(STREAMS, (self.actors or int(self.memory)) * self.num_envs)
 
