@@ -33,42 +33,62 @@ class OnlyIf:
     set, a process that is started by itself may use this one, so that it is never refused.
     """
 
-    advice = "set {}={}"
-
     def __init__(self, key: str, *values: object, why: str = "", unless_set: str = "") -> None:
         """A missing setting has the value None."""
         self.key, self.values, self.why, self.unless_set = key, values, why, unless_set
 
-    def holds(self, value: object) -> bool:
-        """Return whether the setting has an effect where the other has this value."""
+    def holds(self, section: BaseModel, name: str) -> bool:
+        """Return whether the setting has an effect, by the other, which is called `name` in its section."""
+        value = getattr(section, name, None)
         return any(fnmatchcase(str(value), each) if isinstance(each, str) else value == each for each in self.values)
+
+    def cause(self, key: str, value: object, source: str) -> str:
+        """Return the state of the other setting with which this one has no effect."""
+        return f"{key} is {yaml_text(value)} ({source})"
 
     def fix(self, key: str) -> str:
         """Return how a user makes it hold."""
-        return self.advice.format(key, yaml_text(self.values[0])).replace("*", "...")
+        return f"set {key}={yaml_text(self.values[0])}".replace("*", "...")
 
 
 class Unless(OnlyIf):
     """The setting has an effect only where the other has none of these values."""
 
-    advice = "change {}"
+    def holds(self, section: BaseModel, name: str) -> bool:
+        """As the base."""
+        return not super().holds(section, name)
 
-    def holds(self, value: object) -> bool:
-        """Return whether the setting has an effect where the other has this value."""
-        return not super().holds(value)
+    def fix(self, key: str) -> str:
+        """As the base."""
+        return f"change {key}"
+
+
+class UnlessEqual(Unless):
+    """The setting has an effect only where the one called `key` and the one called `other`, of one section, differ."""
+
+    def __init__(self, key: str, other: str) -> None:
+        super().__init__(key)
+        self.other = other
+
+    def holds(self, section: BaseModel, name: str) -> bool:
+        """As the base."""
+        return bool(getattr(section, name) != getattr(section, self.other))
+
+    def cause(self, key: str, value: object, source: str) -> str:
+        """As the base."""
+        return f"{key} ({source}) equals {key.partition('.')[0]}.{self.other} = {yaml_text(value)}"
 
 
 class AtMost(NamedTuple):
     """The setting is at most the value of the one called `key`, or `below` it, for the reason in `why`; null: no limit.
 
-    A larger value is refused, or has a note only. Where the settings in `unless_equal` have equal values, any value is accepted.
+    A larger value is refused, or has a note only.
     """
 
     key: str
     why: str
     below: bool = False
     refused: bool = True
-    unless_equal: tuple[str, ...] = ()
 
 
 def yaml_text(value: object) -> str:
@@ -96,7 +116,7 @@ def unmet(settings: BaseModel) -> Iterator[tuple[str, OnlyIf, str, Any]]:
             section, name = _place(key, condition.key)
             own, other = getattr(settings, section), f"{section}.{name}"
             is_open = other == key or (other in found and not found[other].why)
-            if not is_open and not condition.holds(getattr(own, name, None)):
+            if not is_open and not condition.holds(own, name):
                 found[key] = condition
                 name = name if name in type(own).model_fields else "name"
                 yield key, condition, f"{section}.{name}", getattr(own, name)
@@ -125,7 +145,7 @@ def contradictions(
             add_harm(key, other, f"{yaml_text(default)} where {other} is {yaml_text(found)}: {condition.why}; or {fix}")
         if condition.why or own == DEFAULT or value in ("", None) or (value == default and (own in files or not value)):
             continue
-        where = f"has no effect where {other} is {yaml_text(found)} ({source(other)})"
+        where = f"has no effect where {condition.cause(other, found, source(other))}"
         if strict and own == COMMAND_LINE and value != default and source(condition.unless_set) == DEFAULT:  # of "" too
             refused.append(f"{key}: found {yaml_text(value)} ({own}), which {where}; leave it out, or {fix}")
         else:
@@ -134,8 +154,7 @@ def contradictions(
         if isinstance(bound, AtMost) and key not in idle:
             other = ".".join(_place(key, bound.key))
             size, limit = (math.inf if each is None else each for each in (value_of(settings, each)[0] for each in (key, other)))
-            ends = [value_of(settings, ".".join(_place(key, each)))[0] for each in bound.unless_equal]
-            if (size <= limit and not (bound.below and size == limit)) or len(set(ends)) == 1:
+            if size <= limit and not (bound.below and size == limit):
                 continue
             if bound.refused:
                 add_harm(key, other, f"{'less than' if bound.below else 'at most'} {limit} = {other}: {bound.why}")

@@ -22,7 +22,7 @@ from common.algorithms.measures import NONFINITE_STEPS, Measured
 from common.algorithms.off_policy import Inserted, ReplayLearner, td_target
 from common.algorithms.settings import DQNSettings
 from common.envs.spec import EnvSpec
-from common.errors import ConfigError, InternalError
+from common.errors import InternalError
 from common.models import nets, snapshot
 from common.models.arithmetic import autocast
 from common.models.memory import Past, memory_error
@@ -156,9 +156,6 @@ class DQN(ReplayLearner):
 
 
 def _sequences(settings: DQNSettings, *, model: ModelSettings, env: EnvSpec, length: int, streams: int) -> SequenceReplay:
-    if settings.minibatch % length:
-        wanted = f"a multiple of {length} = rollout.length where model.recurrent is {model.recurrent}"
-        raise ConfigError("algorithm.minibatch", found=settings.minibatch, wanted=f"{wanted}: sequences are trained on whole")
     return SequenceReplay(
         env=env,
         capacity=settings.replay_capacity,

@@ -11,21 +11,17 @@ from typing import Annotated, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.conditions import PER_ENVIRONMENT, AtMost, OnlyIf, Unless
+from common.conditions import PER_ENVIRONMENT, AtMost, OnlyIf, Unless, UnlessEqual
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
 from common.models.spec import ModelSettings, Precision
+from common.replay.blocks import STREAMS, block_rows
 
 _ENTROPY_COEF_DISCRETE = 0.01
 _T = TypeVar("_T")
 _HELD = AtMost("replay_capacity", "the memory never holds more")
 _SOON = AtMost("rollout.length", "a window would be complete only several messages after it began")
-
-
-def _within_run(start: str, end: str) -> AtMost:
-    """Return the condition on the length of a schedule between the values of two settings, which must differ for an effect."""
-    return AtMost("target.env_steps", "the run ends before the schedule does", refused=False, unless_equal=(start, end))
-
+_WITHIN_RUN = AtMost("target.env_steps", "the run ends before the schedule does", refused=False)
 
 _Linear: TypeAlias = Annotated[_T, OnlyIf("lr_schedule", "linear")]
 
@@ -41,7 +37,12 @@ OptimizerName: TypeAlias = Annotated[
 ReplayCapacity: TypeAlias = Annotated[
     int, Field(ge=1, description="env steps kept, over all environments; the oldest make room. Allocated at the start")
 ]
-Warmup: TypeAlias = Annotated[int, Field(ge=0, description="env steps inserted before the first gradient step"), _HELD]
+Warmup: TypeAlias = Annotated[
+    int,
+    Field(ge=0, description="env steps inserted before the first gradient step"),
+    _HELD,
+    AtMost("target.env_steps", "the run would end before its first gradient step", below=True),
+]
 Minibatch: TypeAlias = Annotated[int, Field(ge=1, le=65_536, description="transitions drawn for one gradient step"), _HELD]
 Dueling: TypeAlias = Annotated[
     bool, Field(description="state value and advantages in streams of their own, each a last hidden layer")
@@ -62,6 +63,7 @@ class RunScale(NamedTuple):
     env_steps: int  # the run's budget
     memory: bool = False  # whether the network has it (`model.recurrent`)
     ranks: int = 1  # of the learner, each of which takes a minibatch for every gradient step
+    frame_stack: int = 1  # S: observations that the network sees
 
     @property
     def message_env_steps(self) -> int:
@@ -72,6 +74,15 @@ class RunScale(NamedTuple):
     def batch_env_steps(self) -> int:
         """Rows of one batch."""
         return self.batch * self.message_env_steps
+
+    @property
+    def streams(self) -> int:
+        """Environments for which a replay memory is laid out: those of all actors of one rank.
+
+        Where all actors start elsewhere (0), a memory of sequences is laid out for one: with more environments than rollouts it
+        never has a sequence to draw.
+        """
+        return max(STREAMS, (self.actors or int(self.memory)) * self.num_envs)
 
     @property
     def waiting(self) -> int:
@@ -98,7 +109,7 @@ class AlgorithmSection(BaseModel):
     lr_final: Annotated[_Linear[float], AtMost("learning_rate", "the schedule goes down")] = Field(
         default=0.0, ge=0.0, le=1.0, description="linear: where the learning rate ends, and stays"
     )
-    lr_env_steps: Annotated[_Linear[int], PER_ENVIRONMENT, _within_run("learning_rate", "lr_final")] = Field(
+    lr_env_steps: Annotated[_Linear[int], PER_ENVIRONMENT, UnlessEqual("lr_final", "learning_rate"), _WITHIN_RUN] = Field(
         default=0,
         ge=0,
         description="linear: env steps until lr_final is reached; 0: all of target.env_steps, which a resume may raise",
@@ -138,7 +149,7 @@ class ActorCriticSection(AlgorithmSection):
     entropy_final: Annotated[float, Unless("entropy_env_steps", 0)] = Field(
         default=0.0, ge=0.0, description="where that weight ends, and stays"
     )
-    entropy_env_steps: Annotated[int, PER_ENVIRONMENT, _within_run("entropy_coef", "entropy_final")] = Field(
+    entropy_env_steps: Annotated[int, PER_ENVIRONMENT, UnlessEqual("entropy_final", "entropy_coef"), _WITHIN_RUN] = Field(
         default=0, ge=0, description="env steps until entropy_final is reached in a straight line; 0: it stays at entropy_coef"
     )
     max_grad_norm: float = Field(default=0.5, gt=0.0, description="gradients are scaled down to this L2 norm")
@@ -172,7 +183,7 @@ class ActionValueSection(AlgorithmSection):
         default=1.0, ge=0.0, le=1.0, description="probability of a random action at the start"
     )
     epsilon: Epsilon = 0.01
-    epsilon_env_steps: Annotated[int, PER_ENVIRONMENT, _within_run("epsilon_initial", "epsilon")] = Field(
+    epsilon_env_steps: Annotated[int, PER_ENVIRONMENT, UnlessEqual("epsilon", "epsilon_initial"), _WITHIN_RUN] = Field(
         default=100_000, ge=0, description="env steps until epsilon is reached in a straight line"
     )
 
@@ -254,10 +265,10 @@ class ReplaySection(AlgorithmSection):
                 "that many are inserted at once"
             )
         paid = self._samples(scale)
-        if paid < drawn:
+        if 0 < paid < drawn:
             yield (
                 f"algorithm.samples_per_insert: found {self.samples_per_insert:g}, wanted more: target.env_steps "
-                f"{scale.env_steps} less algorithm.warmup {self.warmup} pay for {max(0.0, paid):g} samples, and one gradient "
+                f"{scale.env_steps} less algorithm.warmup {self.warmup} pay for {paid:g} samples, and one gradient "
                 f"step takes algorithm.minibatch {self.minibatch}{ranks}"
             )
         if scale.waiting > scale.max_policy_lag:
@@ -266,10 +277,12 @@ class ReplaySection(AlgorithmSection):
                 "actor.count (of a rank) / learner.batch: messages wait while the gradient steps that earlier ones paid for are "
                 "taken, and those that are dropped as stale would pay for none"
             )
+        try:
+            self.require_room(scale)
+        except ConfigError as error:
+            yield str(error)
 
-        streams = scale.num_envs * max(1, scale.actors)
-        if (self.n_step + 1) * streams > self.replay_capacity:
-            yield (
-                f"algorithm.n_step: found {self.n_step}, wanted less than {self.replay_capacity / streams:g} = "
-                f"algorithm.replay_capacity / {streams} environments: a window lies in the memory of one environment"
-            )
+    def require_room(self, scale: RunScale) -> None:
+        """Raise `ConfigError` where the memory has no room for the environments that write to it."""
+        if not scale.memory:
+            block_rows(scale.frame_stack, capacity=self.replay_capacity, n_step=self.n_step, streams=scale.streams)

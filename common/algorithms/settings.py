@@ -28,6 +28,7 @@ from common.conditions import PER_ENVIRONMENT, AtMost, OnlyIf, Unless
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
 from common.models.spec import ModelSettings, Precision
+from common.replay import sequences
 
 LOWEST_ADAPTIVE_RATE, HIGHEST_ADAPTIVE_RATE = 1e-6, 1e-2
 """The bounds of the learning rate of `kl_adaptive`: below them Adam does nothing, above them it does harm."""
@@ -218,6 +219,22 @@ class DQNSettings(ActionValueSection, ReplaySection):
     burn_in: Annotated[int, OnlyIf("model.recurrent", "lstm", "gru")] = Field(
         default=8, ge=0, description="rows of a sequence that only bring its stored state to that of the newest weights"
     )
+
+    def conflicts(self, scale: RunScale) -> Iterator[str]:
+        """Sequences are trained on whole."""
+        yield from super().conflicts(scale)
+        if scale.memory and self.minibatch % scale.length:
+            yield (
+                f"algorithm.minibatch: found {self.minibatch}, wanted a multiple of {scale.length} = rollout.length: with "
+                "model.recurrent sequences are trained on whole"
+            )
+
+    def require_room(self, scale: RunScale) -> None:
+        """As the base; sequences have a memory of their own."""
+        super().require_room(scale)
+        if scale.memory:
+            sizes = {"length": scale.length, "burn_in": self.burn_in, "n_step": self.n_step}
+            sequences.require_room(self.replay_capacity, **sizes, streams=scale.streams)
 
     def notes_on(self, scale: RunScale) -> Iterator[str]:
         """An interval with which the run never copies the target network."""

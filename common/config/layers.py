@@ -1,7 +1,7 @@
 """YAML text to nested values, and layers of nested values to one tree with the source of each leaf.
 
-Numbers and booleans are those of YAML 1.2 (`5e-4` is a number, `no` and `12:30` are text). Duplicate keys, anchors and merge
-keys are refused, so that a file means what it shows.
+Numbers and booleans are those of YAML 1.2 (`5e-4` is a number, `no` and `12:30` are text). Duplicate keys, merge keys, anchors,
+aliases and tags are refused, so that a file means what it shows.
 """
 
 from __future__ import annotations
@@ -38,17 +38,19 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = {None: list(_SCALARS)}  # noqa: RUF012 - PyYAML reads this attribute of the class
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.constructor.ConstructorError(None, None, "aliases are not allowed", parent.start_mark if parent else None)
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if event.anchor or getattr(event, "tag", None):
+            problem = "anchors, aliases and tags are not allowed; write the value itself"
+            raise yaml.constructor.ConstructorError(None, None, problem, event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Tree:  # type: ignore[override]
         seen: Tree = {}
         for key_node, value_node in node.value:
             key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str) or key in seen:
-                problem = f"key {key!r} occurs twice" if isinstance(key, str) else f"key {key!r} is not text"
-                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            if not isinstance(key, str) or key in seen or key == "<<":
+                wrong = "is not text" if not isinstance(key, str) else "occurs twice" if key in seen else "would merge mappings"
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} {wrong}", key_node.start_mark)
             seen[key] = self.construct_object(value_node, deep=deep)
         return seen
 
@@ -127,7 +129,10 @@ def merge_layers(layers: Sequence[Layer]) -> tuple[Tree, dict[str, str]]:
     sources: dict[str, str] = {}
     for layer in layers:
         tree = _merged(tree, layer.values)
-        sources.update({".".join(path): layer.source for path, _ in leaves(layer.values)})
+        for path, _ in leaves(layer.values):
+            for length in range(1, len(path)):
+                sources.pop(".".join(path[:length]), None)  # of a leaf that this mapping replaced
+            sources[".".join(path)] = layer.source
     return tree, sources
 
 

@@ -84,6 +84,7 @@ class Settings(Section):
             env_steps=self.target.env_steps,
             memory=self.model.recurrent is not None,
             ranks=self.learner.ranks,
+            frame_stack=self.env.frame_stack,
         )
 
     @property

@@ -50,8 +50,8 @@ class EnvSettings(BaseModel):
         default_factory=dict, description="passed to gymnasium.make_vec or to the entry point"
     )
     num_envs: int = Field(default=8, ge=1, le=4096, description="environments stepped side by side by each actor (B)")
-    autoreset: Literal["next_step", "same_step"] = Field(
-        default="next_step", description="gymnasium's autoreset mode asked of the environment"
+    autoreset: Annotated[Literal["next_step", "same_step"], OnlyIf("policy_server.workers", 0)] = Field(
+        default="next_step", description="gymnasium's autoreset mode asked of the environment; of env workers next_step"
     )
     leaves: Annotated[tuple[str, ...], PER_ENVIRONMENT] = Field(
         default=(), description="paths of the arrays of a Dict or Tuple observation that are used, such as [image]; none: all"

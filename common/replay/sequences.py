@@ -26,8 +26,13 @@ from common.units import EnvSteps, Sequence
 _LEAST_ROLLOUTS = 10  # of each environment: the newest has no successor yet
 
 
-def require_room(capacity: EnvSteps, *, length: int, streams: int) -> None:
-    """Raise `ConfigError` for a memory too small for rollouts of `length` of so many environments."""
+def require_room(capacity: EnvSteps, *, length: int, burn_in: int, n_step: int, streams: int) -> None:
+    """Raise `ConfigError` for rollouts of `length` too short for a sequence, and for a memory too small for theirs."""
+    if burn_in + n_step > length:
+        wanted = (
+            f"at most {length - n_step} = rollout.length {length} less algorithm.n_step {n_step}: a sequence has two rollouts"
+        )
+        raise ConfigError("algorithm.burn_in", found=burn_in, wanted=wanted)
     if capacity < (least := _LEAST_ROLLOUTS * streams * length):
         wanted = f"at least {least}: {_LEAST_ROLLOUTS} rollouts of {length} for each of {streams} environments"
         fix = "raise it, or lower rollout.length, actor.count or env.num_envs"
@@ -127,10 +132,7 @@ class SequenceReplay:
         Raises:
             ConfigError: the windows or the environments do not fit.
         """
-        if burn_in + n_step > length:
-            fact, found = "algorithm.burn_in + algorithm.n_step", f"{burn_in} + {n_step}"
-            raise ConfigError(fact, found=found, wanted=f"at most {length} = rollout.length: a sequence has two rollouts")
-        require_room(capacity, length=length, streams=streams)
+        require_room(capacity, length=length, burn_in=burn_in, n_step=n_step, streams=streams)
         self.layout = SequenceLayout(env, -(-capacity // length), length, state_size)
         self._arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in self.layout.arrays().items()}
         self._next = np.full(self.layout.rollouts, -1)  # [rollouts]: where that which follows one is; -1: nowhere (yet)

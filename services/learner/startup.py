@@ -25,7 +25,6 @@ from common.models.snapshot import ParameterLayout
 from common.observability import logs
 from common.protocol.arrays import DTYPES
 from common.protocol.limits import ARRAY_BYTES
-from common.replay.blocks import STREAMS
 from common.runtime import machine, run_directory
 from common.runtime.copies import check_resumed, copy_address, restore_missing
 from common.runtime.disk import write_atomically
@@ -140,9 +139,6 @@ def build_run_algorithm(
     if arithmetic.native(section.precision, device) != section.precision:
         _log.info("no_bfloat16", setting="algorithm.precision", device=device.type, precision="fp32")
     try:
-        # 0: all start elsewhere; a memory of sequences must have room for those of one at least.
-        actors = settings.actor.count or int(settings.model.recurrent is not None)
-        streams = -(-actors // ranks.count) * settings.env.num_envs
         algorithm = build_algorithm(
             section,
             model=settings.model,
@@ -150,7 +146,7 @@ def build_run_algorithm(
             seed=seed,
             device=device,
             ranks=ranks,
-            streams=max(STREAMS, streams),
+            streams=settings.scale.streams,
             normalize_reward=settings.env.normalize_reward,
             length=settings.rollout.length,
         )

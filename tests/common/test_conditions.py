@@ -4,8 +4,8 @@ from typing import get_args
 
 import pytest
 
-from common.algorithms.settings import AlgorithmSettings, DQNSettings
-from common.conditions import COMMAND_LINE, DEFAULT, OnlyIf, contradictions, marks, unmet
+from common.algorithms.settings import AlgorithmSettings, DQNSettings, PPOSettings
+from common.conditions import COMMAND_LINE, DEFAULT, OnlyIf, UnlessEqual, contradictions, marks, unmet
 from common.config.load import as_yaml, load_settings
 from common.config.schema import Settings
 from common.errors import ConfigError
@@ -13,7 +13,8 @@ from common.errors import ConfigError
 pytestmark = pytest.mark.pure
 
 ALGORITHMS = get_args(get_args(AlgorithmSettings)[0])
-RUNS = [Settings().model_copy(update={"algorithm": algorithm()}) for algorithm in ALGORITHMS]
+SECTIONS = [*(algorithm() for algorithm in ALGORITHMS), PPOSettings(entropy_coef=0.02, entropy_env_steps=9)]
+RUNS = [Settings().model_copy(update={"algorithm": section}) for section in SECTIONS]
 
 
 def changed(settings, key, value):
@@ -49,7 +50,9 @@ def situations():
         named = {}
         for key, mark in marks(run):
             if isinstance(mark, OnlyIf):
-                named[mark.key if "." in mark.key else f"{key.partition('.')[0]}.{mark.key}"] = mark.values[0]
+                own = f"{key.partition('.')[0]}."
+                equal = value_of(run, own + mark.other) if isinstance(mark, UnlessEqual) else None
+                named[mark.key if "." in mark.key else own + mark.key] = mark.values[0] if mark.values else equal
         for other, value in named.items():
             if other != "algorithm.name" and has(run, other):
                 for run_with in (changed(run, other, value), changed(run, other, other_than(value))):
@@ -112,6 +115,7 @@ DEAD = [
     ("cartpole", ["env.terminate_on_life_loss=true"], "env.terminate_on_life_loss: found true"),
     ("cartpole", ["env.frame_skip=8"], "env.frame_skip: found 8"),
     ("cartpole", ["env.max_episode_frames=100"], "env.max_episode_frames: found 100"),
+    ("cartpole", ["policy_server.workers=1", "env.autoreset=same_step"], "env.autoreset: found same_step"),
     ("cartpole", ["env.crop=[1, 1]"], "env.crop: found [1, 1]"),
     ("pong", ["env.entry_point=common.envs.probes:matching_action", "env.noop_max=3"], "env.noop_max: found 3"),
     ("cartpole", ["algorithm.lr_schedule=constant", "algorithm.lr_final=1e-5"], "algorithm.lr_final: found 1e-05"),
@@ -119,6 +123,9 @@ DEAD = [
     ("cartpole", ["algorithm.kl_target=0.02"], "algorithm.kl_target: found 0.02"),
     ("cartpole", ["algorithm.lr_final=0.5"], "algorithm.lr_final: found 0.5, wanted at most 0.001 = algorithm.learning_rate"),
     ("cartpole", ["algorithm.entropy_final=0.2"], "algorithm.entropy_final: found 0.2"),
+    ("cartpole", ["algorithm.entropy_final=0", "algorithm.entropy_env_steps=50_000"], "algorithm.entropy_env_steps: found 50000"),
+    ("cartpole", ["algorithm.lr_final=1e-3", "algorithm.lr_env_steps=9"], "algorithm.lr_env_steps: found 9 (command line)"),
+    ("cartpole-dqn", ["algorithm.epsilon=1.0", "algorithm.epsilon_env_steps=9"], "algorithm.epsilon_env_steps: found 9"),
     ("cartpole", ["algorithm.normalize_advantage=false", "algorithm.least_advantage_std=0.2"], "algorithm.least_advantage_std: "),
     ("cartpole", ["env.id=Acrobot-v1", "env.entry_point=common.envs.probes:matching_action"], "env.id: found Acrobot-v1"),
     ("cartpole", ["policy_server.step_timeout_ms=20"], "policy_server.step_timeout_ms: found 20"),
@@ -185,12 +192,14 @@ def test_a_schedule_that_the_run_will_not_complete_is_named(preset, key):
         ("pong-dqn", "epsilon_env_steps", "epsilon_initial", "epsilon"),
     ],
 )
-def test_a_schedule_between_equal_values_may_be_longer_than_the_run(preset, key, start, end):
-    long = f"algorithm.{key}=1_000_000_000"
-    for value, lines in (("0.002", 1), ("0.001", 0)):
-        overrides = [long, f"algorithm.{start}={value}", f"algorithm.{end}=0.001"]
-        notes = load_settings(preset=preset, overrides=overrides, environ={}, strict=True).notes
-        assert len([note for note in notes if note.startswith(f"algorithm.{key}=")]) == lines
+def test_a_schedule_between_equal_values_has_no_effect_and_may_be_longer_than_the_run(preset, key, start, end):
+    environ = {f"ROOKERY_ALGORITHM__{key.upper()}": "1_000_000_000"}
+    for value, named in (("0.002", f"algorithm.{key}=1000000000 "), ("0.001", "ROOKERY_ALGORITHM__")):
+        overrides = [f"algorithm.{start}={value}", f"algorithm.{end}=0.001"]
+        notes = load_settings(preset=preset, overrides=overrides, environ=environ, strict=True).notes
+        (note,) = [note for note in notes if f"algorithm.{key}=1000000000" in note]
+        assert note.startswith(named)
+    assert f"no effect where algorithm.{end} (command line) equals algorithm.{start} = 0.001: " in note
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from common.tracking.remote import check_tracking
 from services.cli.compare.runs import is_own
 from services.cli.env_trial import check_environment
 from services.cli.series.grid import SERIES_FILE, Member, members, parse_seeds, split_overrides
+from services.cli.train.plan import check_workers
+from services.cli.train.ports import has_port
 
 SAVED_OPTIONS = {"--actors", "--log-format"}  # of `rookery train`
 
@@ -64,6 +66,7 @@ class SeriesRequest:
     options: tuple[str, ...] = ()
     folder: Path | None = None
     resume: bool = False
+    parallel: int = 1  # runs at a time
 
 
 def is_series(folder: Path | None) -> bool:
@@ -148,15 +151,22 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
     seeds = parse_seeds(request.seeds) if request.seeds is not None else saved.seeds if saved else (base.run.seed,)
     series = Series(preset=preset, overrides=shared, options=options, grid=grid, seeds=seeds)
     checked = [load_settings(preset=preset, overrides=series.overrides_of(member), environ=environ) for member in series.members]
+    if request.parallel > 1:
+        _require_own_ports(checked)
     combinations = checked[:: len(seeds)]
     if saved is None or request.overrides:  # others were tried when the series began
-        try_runs(combinations, environ)
+        try_runs(combinations, environ, auto_actors="--actors auto" in " ".join(options))
     return replace(series, settings=effective_settings(combinations, apart=grid)), checked[0].settings
 
 
-def try_runs(runs: Iterable[LoadedSettings], environ: Mapping[str, str]) -> None:
-    """Raise `ConfigError` where an environment of the runs fails in a trial or does not fit them, or a tracker cannot work."""
+def try_runs(runs: Iterable[LoadedSettings], environ: Mapping[str, str], *, auto_actors: bool = False) -> None:
+    """Raise `ConfigError` where a run would be refused at its start.
+
+    An environment fails in a trial or does not fit, a tracker cannot work, or a rank has no actor.
+    """
     settings = [loaded.settings for loaded in runs]
+    for each in settings:
+        check_workers(each, auto_actors=auto_actors)
     check_environment(*settings)
     for each in settings:
         check_tracking(each.run.tracking, environ)
@@ -230,6 +240,19 @@ def require_own_ids(loaded: LoadedSettings) -> None:
         raise ConfigError("run.id of a series", found=found, wanted="none: each of its runs has an id of its own")
     if (found := run.dir) and loaded.provenance["run.dir"] == COMMAND_LINE:
         raise ConfigError("run.dir of a series", found=found, wanted="none", fix="name the folder of all its runs by --run-dir")
+
+
+def _require_own_ports(runs: Iterable[LoadedSettings]) -> None:
+    """Raise `ConfigError` where two of the runs have the same port, on which one at a time can listen."""
+    taken: set[tuple[str, object]] = set()
+    for loaded in runs:
+        settings = loaded.settings
+        own = {"metrics.port": settings.metrics.port, "learner.bind": has_port(loaded) and settings.learner.bind}
+        for key, found in own.items():
+            if found and (key, found) in taken:
+                fix = "set it to port 0, or run one at a time, without --parallel"
+                raise ConfigError(f"{key} of several runs at a time", found=found, wanted="port 0: any free one", fix=fix)
+        taken.update(own.items())
 
 
 def _existing(folder: Path | None) -> Path:

@@ -173,6 +173,7 @@ def _train_series(options: argparse.Namespace, folder: Path | None) -> int:
         options=tuple(word for name, value in passed.items() if value is not None for word in (name, value)),
         folder=folder,
         resume=options.resume,
+        parallel=options.parallel or 1,
     )
     packages = (*options.allow_code, *(named_modules(options.overrides) if options.resume else ()))
     allowed = tuple(word for package in packages for word in ("--allow-code", package))
@@ -185,6 +186,6 @@ def _train_series(options: argparse.Namespace, folder: Path | None) -> int:
             show=show,
             stdout=sys.stdout,
             environ=os.environ,
-            parallel=options.parallel or 1,
+            parallel=request.parallel,
             options=allowed,
         )

@@ -19,8 +19,7 @@ from common.config.load import CHOSEN, LoadedSettings, as_yaml, load_settings, w
 from common.config.schema import Settings, conflicts
 from common.errors import ConfigError, ResourceError
 from common.observability.deployment import ENV_WORKER, LEARNER
-from common.replay.blocks import STREAMS, block_rows
-from common.replay.sequences import require_room
+from common.replay.blocks import block_rows
 from common.runtime.copies import check_new, check_resumed, copy_address, restore, restore_missing
 from common.runtime.disk import DISK, write_atomically
 from common.runtime.machine import cores
@@ -41,7 +40,7 @@ from common.transport.zmq import ZmqServer
 from services.cli.env_trial import check_environment
 from services.cli.train.instructions import Start, actor_names, rank_names
 from services.cli.train.outcome import written
-from services.cli.train.ports import Ports, binds, metrics_ports, policy_servers
+from services.cli.train.ports import Ports, binds, has_port, metrics_ports, policy_servers
 from services.cli.train.search import ActorSearch
 from services.cli.train.supervisor import Supervisor
 
@@ -183,14 +182,14 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         check_environment(loaded.settings)
         run = loaded.settings.run
         check_tracking(run.tracking, environ)
-        _check_workers(request, loaded.settings)
+        check_workers(loaded.settings, auto_actors=request.auto_actors)
         path = request.run_dir or (Path(run.dir) if run.dir else default_path(preset=run.preset, seed=run.seed, now=now))
         if request.resume:
             for address in filter(None, {request.store_copy, run.store and copy_address(run.store, path)}):
                 check_resumed(address, path, warn=_print_warning)
         ports = stack.enter_context(Ports())
-        for endpoint in binds(loaded.settings):
-            ports.claim(parse_endpoint(endpoint).port)  # those that the user or an earlier start chose, before any is sought
+        for endpoint in binds(loaded.settings) if has_port(loaded) else ():
+            ports.claim(parse_endpoint(endpoint).port)  # before any is sought
         most = max_actors(loaded.settings) if request.auto_actors else loaded.settings.actor.count
         metrics = metrics_ports(loaded.settings, ports, actors=most)
         chosen = _with_addresses(loaded, path, now, ports, resume=request.resume)
@@ -252,14 +251,17 @@ def _rewrite(directory: RunDirectory, text: str, settings: Settings) -> None:
             raise ResourceError(fact, found=found, wanted=wanted, fix=fix) from error
 
 
-def _check_workers(request: Request, settings: Settings) -> None:
-    """Raise `ConfigError` for numbers of actors, ranks and env workers with which some would have nothing to do."""
+def check_workers(settings: Settings, *, auto_actors: bool = False) -> None:
+    """Raise `ConfigError` for numbers of actors, ranks and env workers with which some would have nothing to do.
+
+    With `auto_actors` the number of actors is sought, whatever the settings have.
+    """
     ranks, actors = settings.learner.ranks, settings.actor.count
-    if 0 < actors < ranks:
+    if 0 < actors < ranks and not auto_actors:
         wanted = f"at least {ranks} = learner.ranks: a rank without an actor trains on nothing; or 0, where all start elsewhere"
         raise ConfigError("actor.count", found=actors, wanted=wanted, fix=f"add actor.count={ranks}")
     workers = settings.policy_server.workers
-    if request.auto_actors and (workers or settings.lockstep):
+    if auto_actors and (workers or settings.lockstep):
         fact = f"the number of {'policy servers' if workers else 'actors'} cannot be searched for"
         found = f"--actors auto with {f'policy_server.workers={workers}' if workers else 'run.mode=lockstep'}"
         raise ConfigError(fact, found=found, wanted="--actors N")
@@ -272,25 +274,18 @@ def max_actors(settings: Settings) -> int:
     """
     for count in range(ACTORS_PER_CORE * cores(), settings.actor.count, -1):
         tried = settings.model_copy(update={"actor": settings.actor.model_copy(update={"count": count})})
-        with suppress(ConfigError):
-            if not any(conflicts(tried)) and (_block_rows(tried) == _block_rows(settings) or not settings.checkpoint.replay):
-                return count
+        if not any(conflicts(tried)) and (_block_rows(tried) == _block_rows(settings) or not settings.checkpoint.replay):
+            return count
     return settings.actor.count
 
 
 def _block_rows(settings: Settings) -> int:
-    """Return the part of the layout of the replay memory that depends on the number of actors; 0 where none does.
-
-    Raises `ConfigError` for a memory too small for them.
-    """
-    algorithm, streams = settings.algorithm, settings.rank_actors * settings.env.num_envs
-    if not isinstance(algorithm, ReplaySection):
+    """Return the part of the layout of the replay memory that depends on the number of actors; 0 where none does."""
+    algorithm, scale = settings.algorithm, settings.scale
+    if not isinstance(algorithm, ReplaySection) or scale.memory:
         return 0
-    if settings.model.recurrent:
-        require_room(algorithm.replay_capacity, length=settings.rollout.length, streams=max(STREAMS, streams))
-        return 0
-    sizes = {"capacity": algorithm.replay_capacity, "n_step": algorithm.n_step, "streams": max(STREAMS, streams)}
-    return block_rows(settings.env.frame_stack, **sizes)
+    sizes = {"capacity": algorithm.replay_capacity, "n_step": algorithm.n_step, "streams": scale.streams}
+    return block_rows(scale.frame_stack, **sizes)
 
 
 def _download_missing(request: Request, environ: Mapping[str, str]) -> None:
@@ -348,7 +343,7 @@ def _with_addresses(loaded: LoadedSettings, path: Path, now: datetime, ports: Po
     settings = loaded.settings
     bind = parse_endpoint(settings.learner.bind)
     port = bind.port
-    if loaded.provenance["learner.bind"] == DEFAULT or port == 0:
+    if not has_port(loaded):
         port = ports.find(settings.learner.ranks, in_a_row=True)[0]
     known = "" if not resume and is_config_of_a_run(loaded.provenance["run.id"]) else settings.run.id  # that run keeps its id
     chosen: dict[str, Any] = {

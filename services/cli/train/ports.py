@@ -6,7 +6,9 @@ import secrets
 import socket
 from contextlib import ExitStack
 
+from common.conditions import DEFAULT
 from common.config.endpoint import MAX_PORT, Endpoint, parse_endpoint
+from common.config.load import LoadedSettings
 from common.config.schema import Settings
 from common.errors import ConfigError, ResourceError
 from common.observability.http import check_port
@@ -24,7 +26,13 @@ class Ports(ExitStack):
     A UDP socket of the same number is the claim to a port: services listen on TCP alone, and the kernel gives it to one run.
     """
 
-    def claim(self, port: int) -> socket.socket | None:
+    def claim(self, port: int) -> None:
+        """Claim a port that was chosen. Raises `ResourceError` where it is claimed already."""
+        if not self._claimed(port):
+            found, fix = "a port of another service or run, or one that needs rights", "set learner.bind and metrics.port"
+            raise ResourceError(f"port {port} cannot be taken", found=found, wanted="a free port (0: any)", fix=fix)
+
+    def _claimed(self, port: int) -> socket.socket | None:
         """Claim the port until the returned socket is closed; return None where it is claimed already."""
         claim = _bound(socket.SOCK_DGRAM, port)
         return claim and self.enter_context(claim)
@@ -43,7 +51,7 @@ class Ports(ExitStack):
             if in_a_row and ports and port - 1 not in ports:
                 while ports:
                     ports.popitem()[1].close()
-            if not (claim := self.claim(port)):  # and not tried either: the service of its run may be binding it
+            if not (claim := self._claimed(port)):  # and not tried either: the service of its run may be binding it
                 continue
             if candidate := _bound(socket.SOCK_STREAM, port):
                 candidate.close()
@@ -79,9 +87,14 @@ def metrics_ports(settings: Settings, ports: Ports, *, actors: int) -> dict[str,
     if first > (most := MAX_PORT - len(children) + 1):
         raise ConfigError("metrics.port leaves no ports for all services", found=first, wanted=f"at most {most}")
     for port in range(first, first + len(children)):
-        ports.claim(port)
         check_port(settings.metrics.host, port)
+        ports.claim(port)
     return {child: first + number for number, child in enumerate(children)}
+
+
+def has_port(loaded: LoadedSettings) -> bool:
+    """Return whether the user, or an earlier start, chose the port of the learner."""
+    return loaded.provenance["learner.bind"] != DEFAULT and parse_endpoint(loaded.settings.learner.bind).port != 0
 
 
 def binds(settings: Settings) -> list[str]:

@@ -338,11 +338,3 @@ def test_a_sequence_of_rows_that_are_no_env_steps_trains_nothing(vector_env, mak
     assert result.metrics["nonfinite_steps"] > 0
     assert not {"loss", "window_env_steps", "memory_error"} & result.metrics.keys()
     assert torch.equal(network_weights(learner.model), before)
-
-
-def test_what_does_not_fit_sequences_is_refused(vector_env):
-    """A minibatch is whole rollouts, and a sequence reaches no further than the next one."""
-    with pytest.raises(ConfigError, match=r"algorithm.minibatch: found 8, wanted a multiple of 6 = rollout.length"):
-        remembering(vector_env, minibatch=8)
-    with pytest.raises(ConfigError, match=r"burn_in \+ algorithm.n_step: found 5 \+ 2, wanted at most 6"):
-        remembering(vector_env, burn_in=5)

@@ -122,8 +122,8 @@ def problems(scale=REPLAY_SCALE, *, section=ReplaySection, **settings):
 
 @pytest.mark.parametrize("section", [ReplaySection, DQNSettings, TD3Settings, SACSettings])
 def test_a_minibatch_must_fit_into_the_memory(section):
-    (problem,) = problems(section=section, replay_capacity=100, warmup=0, minibatch=101)
-    assert problem.startswith("algorithm.minibatch: found 101, wanted at most 100 = algorithm.replay_capacity")
+    (problem,) = problems(section=section, replay_capacity=1_000, warmup=0, minibatch=1_001)
+    assert problem.startswith("algorithm.minibatch: found 1001, wanted at most 1000 = algorithm.replay_capacity")
 
 
 def test_a_warm_up_must_fit_into_the_memory():
@@ -136,12 +136,21 @@ def test_an_insert_must_fit_into_the_memory():
     assert problem.startswith("algorithm.replay_capacity: found 2000, wanted at least 2048 = learner.batch 1 x rollout.length")
 
 
-@pytest.mark.parametrize(("warmup", "ratio"), [(99_990, 3.1), (100_000, 8.0), (0, 0.0003)])
+@pytest.mark.parametrize(("warmup", "ratio"), [(99_990, 3.1), (0, 0.0003)])
 def test_a_run_must_pay_for_at_least_one_gradient_step(warmup, ratio):
-    """A warm-up as long as the budget, or a ratio so small that the run ends first."""
+    """A warm-up nearly as long as the budget, or a ratio so small that the run ends first."""
     (problem,) = problems(warmup=warmup, samples_per_insert=ratio)
     assert problem.startswith(f"algorithm.samples_per_insert: found {ratio:g}, wanted more")
     assert f"algorithm.warmup {warmup}" in problem
+
+
+@pytest.mark.parametrize("warmup", [5_000, 5_001])
+def test_a_run_that_ends_in_its_warm_up_is_refused_with_all_that_is_too_long_for_it(warmup):
+    """No ratio would pay for a gradient step."""
+    scale = REPLAY_SCALE._replace(env_steps=5_000, actors=1)
+    first, second = problems(scale, section=TD3Settings, warmup=warmup, random_env_steps=5_000)
+    assert first.startswith(f"algorithm.warmup: found {warmup}, wanted less than 5000 = target.env_steps: ")
+    assert second.startswith("algorithm.random_env_steps: found 5000, wanted less than 5000 = target.env_steps: ")
 
 
 def test_a_gradient_step_of_ranks_takes_a_minibatch_of_each():
@@ -183,11 +192,36 @@ def test_a_window_longer_than_a_rollout_is_refused():
     assert problems(n_step=16) == []
 
 
-def test_a_window_longer_than_the_memory_of_one_environment_is_refused():
-    """64 env steps shared by 8 environments are 8 for each."""
-    (problem,) = problems(n_step=8, replay_capacity=64, minibatch=8, warmup=0)
-    assert problem.startswith("algorithm.n_step: found 8, wanted less than 8 = algorithm.replay_capacity / 8 environments")
-    assert problems(n_step=7, replay_capacity=64, minibatch=8, warmup=0) == []
+@pytest.mark.parametrize(
+    ("scale", "least"), [({}, 1_280), ({"frame_stack": 4}, 1_760), ({"actors": 9}, 2_880), ({"num_envs": 64, "actors": 0}, 1_280)]
+)
+def test_a_memory_without_room_for_the_windows_of_each_environment_is_refused(scale, least):
+    """It is laid out for 16 environments at least; how many there are is not known where all actors start elsewhere."""
+    scale, sizes = REPLAY_SCALE._replace(**scale), {"n_step": 8, "minibatch": 8, "warmup": 0}
+    (problem,) = problems(scale, replay_capacity=least - 1, **sizes)
+    assert problem.startswith(f"algorithm.replay_capacity: found {least - 1}, wanted at least {least}: 10 blocks of ")
+    assert problems(scale, replay_capacity=least, **sizes) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"minibatch": 40}, "algorithm.minibatch: found 40, wanted a multiple of 16 = rollout.length: "),
+        ({"burn_in": 14}, "algorithm.burn_in: found 14, wanted at most 13 = rollout.length 16 less algorithm.n_step 3: "),
+        (
+            {"replay_capacity": 5_119},
+            "algorithm.replay_capacity: found 5119, wanted at least 5120: 10 rollouts of 16 for each of 32 ",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_sequences_of_a_network_with_memory_is_refused(wrong, problem):
+    """Where all actors start elsewhere there is room for one."""
+    fits = {"minibatch": 32, "burn_in": 13, "replay_capacity": 5_120, "warmup": 0}
+    for scale in (REPLAY_SCALE._replace(num_envs=16), REPLAY_SCALE._replace(num_envs=32, actors=0)):
+        assert list(DQNSettings(**fits | wrong).conflicts(scale)) == []
+        assert list(DQNSettings(**fits).conflicts(scale._replace(memory=True))) == []
+        (found,) = DQNSettings(**fits | wrong).conflicts(scale._replace(memory=True))
+        assert found.startswith(problem)
 
 
 @pytest.mark.parametrize("switch", ["double", "dueling"])

@@ -47,10 +47,20 @@ def test_a_scalar_is_what_it_looks_like(text, value):
         ("x:\n  a: 1\n  a: 1\n", "line 3 column 3 .*'a' occurs twice"),
         ("8: x", "8 is not text"),
         ("[a]: x", "is not text"),
-        ("a: &x 1\nb: *x\n", "aliases"),
-        ("a: &x [*x]\n", "aliases"),
+        ("a: &x 1\nb: *x\n", "line 1 column 4 .*anchors, aliases and tags are not allowed"),
+        ("a: &x [*x]\n", "anchors"),
+        ("a: [&x {b: 1}]", "anchors"),
+        ("a: *x", "aliases"),
+        ("<<: {a: 1}", "line 1 column 1 .*'<<' would merge mappings"),
+        ("a: {<<: {b: 1}}", "line 1 column 5 .*'<<' would merge mappings"),
+        ("a: !!timestamp 2026-01-01", "line 1 column 4 .*tags"),
+        ("a: !!binary AAAA", "tags"),
+        ("a: !!set {b}", "tags"),
+        ("a: !!bool maybe", "tags"),
+        ("a: !!map [b]", "tags"),
+        ("a: ! b", "tags"),
         ("a: [1", "line 1"),
-        ("a: !!python/object:os.system {}", "could not determine a constructor"),
+        ("a: !!python/object:os.system {}", "tags"),
         ("a: !!int x", "no valid YAML"),
         ("a: 1e999", "too large"),
         ("--- 1\n--- 2\n", "line 2"),
@@ -83,6 +93,14 @@ def test_mappings_merge_and_all_else_is_replaced():
         "env.num_envs": "command line",
         "model.hidden": "file",
     }
+
+
+def test_a_leaf_that_a_mapping_replaced_has_no_source_anymore():
+    """An error at the mapping names the layer that has it."""
+    preset = Layer(source="preset", values={"env": {"num_envs": 8, "id": "a"}})
+    _, sources = merge_layers([preset, Layer(source="command line", values=nest(("env", "num_envs", "x"), 1))])
+    assert sources == {"env.id": "preset", "env.num_envs.x": "command line"}
+    assert source_of(("env", "num_envs"), sources) == "command line"
 
 
 def test_empty_keyword_arguments_are_none_and_an_empty_section_changes_nothing():

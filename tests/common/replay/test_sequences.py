@@ -201,7 +201,7 @@ def test_rewards_are_clipped_before_they_are_summed() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     """In one line each."""
-    with pytest.raises(ConfigError, match=r"burn_in \+ algorithm.n_step: found 4 \+ 3, wanted at most 6 = rollout.length"):
+    with pytest.raises(ConfigError, match=r"burn_in: found 4, wanted at most 3 = rollout.length 6 less algorithm.n_step 3"):
         build(burn_in=4)
     with pytest.raises(ConfigError, match="replay_capacity: found 599, wanted at least 600"):
         build(capacity=599, streams=10)

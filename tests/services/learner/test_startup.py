@@ -22,7 +22,7 @@ import yaml
 from common.algorithms.registry import build_algorithm
 from common.algorithms.settings import DQNSettings, PPOSettings
 from common.config.schema import Settings
-from common.config.sections import ActorSettings, LearnerSettings, RolloutSettings
+from common.config.sections import LearnerSettings
 from common.envs.spec import ActionSpec, EnvSettings, EnvSpec
 from common.envs.trial import spec_of
 from common.errors import ConfigError, ResourceError
@@ -364,17 +364,6 @@ def test_the_memory_of_a_run_is_logged_at_its_start(caplog):
     line = PlainFormatter("learner", tracebacks=False).format(caplog.records[-1])
     assert "replay_allocated env_steps=10" in line
     assert "gigabytes=0.07" in line
-
-
-def test_a_memory_has_room_for_the_environments_of_one_actor_where_all_start_elsewhere():
-    """Their number is not known; with more environments than rollouts, a memory of sequences never has one to draw."""
-    section = DQNSettings(replay_capacity=10_000, minibatch=160)
-    model = ModelSettings(hidden=(8,), recurrent="gru", recurrent_size=4)
-    sizes = {"env": EnvSettings(num_envs=64), "rollout": RolloutSettings(length=20), "actor": ActorSettings(count=0)}
-    with pytest.raises(
-        ConfigError, match=r"replay_capacity: found 10000, wanted at least 12800: 10 rollouts of 20 for each of 64"
-    ):
-        startup.build_run_algorithm(Settings(algorithm=section, model=model, **sizes), spec_of(EnvSettings()), seed=0)
 
 
 def test_an_algorithm_without_a_memory_says_nothing(caplog):

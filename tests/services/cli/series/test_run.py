@@ -291,6 +291,19 @@ def test_a_seed_beside_seeds_is_refused(ran, resume):
         ({"overrides": ("env.id=CartPol-v1",), "seeds": "1-2"}, "unknown environment id: found CartPol-v1"),
         ({"overrides": ("algorithm.name=ppo,td3",), "seeds": None}, "td3 needs continuous actions"),
         ({"overrides": ("run.tracking=[],[mlflow]",), "seeds": None}, "run.tracking names mlflow"),
+        ({"overrides": ("learner.ranks=1,2", "actor.count=1"), "seeds": None}, "actor.count: found 1, wanted at least 2"),
+        (
+            {"overrides": ("policy_server.workers=0,1",), "seeds": None, "options": ("--actors", "auto")},
+            "number of policy servers cannot be searched for",
+        ),
+        (
+            {"overrides": ("metrics.port=19100",), "seeds": "1-2", "parallel": 2},
+            r"metrics\.port of several runs at a time: found 19100, wanted port 0",
+        ),
+        (
+            {"overrides": ("learner.bind=tcp://127.0.0.1:5700", "env.num_envs=4,8"), "seeds": None, "parallel": 2},
+            r"learner\.bind of several runs at a time: found tcp://127.0.0.1:5700, wanted port 0",
+        ),
     ],
 )
 def test_bad_input_writes_nothing(tmp_path, request_, hint):
@@ -298,6 +311,18 @@ def test_bad_input_writes_nothing(tmp_path, request_, hint):
     with pytest.raises(ConfigError, match=hint), open_series(request, environ={}, now=NOW):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ports", [("metrics.port=19100,19200", "learner.bind=tcp://127.0.0.1:0"), ("metrics.port=0",)])
+def test_runs_at_a_time_with_ports_of_their_own_are_accepted(tmp_path, ports):
+    seeds = "1" if "," in ports[0] else "1-2"
+    request = SeriesRequest(preset="cartpole", overrides=ports, seeds=seeds, folder=tmp_path / "s", parallel=2)
+    with open_series(request, environ={}, now=NOW) as (series, _):
+        assert len(series.members) == 2
+
+
+def test_actors_whose_number_is_sought_are_enough_for_each_rank(ran):
+    assert ran("learner.ranks=1,2", "actor.count=1", options=("--actors", "auto"))[0] == 0
 
 
 def test_a_setting_of_a_resume_that_cannot_work_is_refused_and_not_kept(ran, tmp_path):

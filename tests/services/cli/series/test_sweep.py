@@ -372,6 +372,7 @@ def test_stages_compare_trials_at_equal_env_steps():
             "epochs: {choices: [2, 9]}\n  env.id: {choices: [CartPole-v1, CartPole-v9]}",
             "found CartPole-v9",
         ),
+        ("algorithm.epochs: {low: 2, high: 9}", "learner.ranks: {choices: [1, 2]}", "actor.count: found 1, wanted at least 2"),
         ("{target.env_steps: 1000}", "{algorithm.epochs: 3}", "found algorithm.epochs, wanted `settings` or `search`, not both"),
     ],
 )
