@@ -155,7 +155,7 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
         _require_own_ports(checked)
     combinations = checked[:: len(seeds)]
     if saved is None or request.overrides:  # others were tried when the series began
-        try_runs(combinations, environ, auto_actors="--actors auto" in " ".join(options))
+        try_runs(combinations, environ, auto_actors="auto" in options)
     return replace(series, settings=effective_settings(combinations, apart=grid)), checked[0].settings
 
 
