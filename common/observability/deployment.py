@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from common.errors import REFUSED_EXPERIENCE
 from common.observability import learner_metrics as learner
 from common.observability import worker_metrics as worker
-from common.observability.bottleneck import NO_QUOTA, Kind, Quota, Verdict, find_bottleneck, shares
+from common.observability.bottleneck import NO_QUOTA, WAITING, Kind, Quota, Verdict, find_bottleneck, shares
 from common.observability.cpu_limit import QUOTA_STATES
 from common.observability.metrics import Metric
 from common.units import Seconds
@@ -31,7 +31,7 @@ EXPERIENCE = ("trajectory", "gradient")
 """Kinds of message that wait for an acknowledgement."""
 
 MOSTLY_WAITS = 0.5
-"""Share of its time above which a learner that receives nothing stands still: below, its update is longer than the window."""
+"""Share of its time above which a learner waits more than it does anything else."""
 
 ROLLOUTS = 2
 """Rollouts by one policy that make it an old one: the second was begun after a newer policy had been published for a while."""
@@ -275,7 +275,7 @@ class Deployment:
         """Return whether the learner waits while nothing moves: no update, no experience, no env step."""
         arrived = sum(self.learner.grew(learner.MESSAGES_RECEIVED, kind) for kind in EXPERIENCE)
         moved = self.learner.grew(learner.UPDATES) or arrived or sum(actor.grew(worker.ACTOR_ENV_STEPS) for actor in self.actors)
-        return not moved and self.learner.shares.get("wait", 0.0) > MOSTLY_WAITS
+        return not moved and self.learner.shares.get("wait", 0.0) >= WAITING  # else its update, or its save, takes longer
 
     @property
     def bottleneck(self) -> Verdict:

@@ -198,6 +198,10 @@ def test_an_actor_that_lost_its_learner_changes_no_bottleneck(waits, kind):
     [
         ({"training": (0, 0)}, "the learner does not train, it starts or has ended"),
         ({}, "no env step is made, received or trained on"),
+        (
+            {"phase_seconds_total": ({"wait": 0.0, "checkpoint": 0.0}, {"wait": 4.7, "checkpoint": 5.3})},
+            "no env step is made, received or trained on",
+        ),
         ({"process_start_time_seconds": (5.0, 105.0), "updates_total": (9, 2)}, "the learner began anew within this time"),
         (
             {"messages_dropped_total": ({"non_finite": 0, "decode": 0}, {"non_finite": 1, "decode": 0}), "updates_total": (1, 2)},
