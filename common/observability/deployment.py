@@ -31,7 +31,7 @@ EXPERIENCE = ("trajectory", "gradient")
 """Kinds of message that wait for an acknowledgement."""
 
 MOSTLY_WAITS = 0.5
-"""Share of its time above which a learner waits more than it does anything else."""
+"""Share of its time, but for saves, above which a learner that receives nothing stands still: below, its update is longer."""
 
 ROLLOUTS = 2
 """Rollouts by one policy that make it an old one: the second was begun after a newer policy had been published for a while."""
@@ -275,7 +275,8 @@ class Deployment:
         """Return whether the learner waits while nothing moves: no update, no experience, no env step."""
         arrived = sum(self.learner.grew(learner.MESSAGES_RECEIVED, kind) for kind in EXPERIENCE)
         moved = self.learner.grew(learner.UPDATES) or arrived or sum(actor.grew(worker.ACTOR_ENV_STEPS) for actor in self.actors)
-        return not moved and self.learner.shares.get("wait", 0.0) >= WAITING  # else its update, or its save, takes longer
+        waits, saves = (self.learner.shares.get(phase, 0.0) for phase in ("wait", "checkpoint"))
+        return not moved and waits > max(WAITING, MOSTLY_WAITS * (1.0 - saves))  # else an update or a save takes longer
 
     @property
     def bottleneck(self) -> Verdict:
