@@ -67,8 +67,8 @@ PHASE_SECONDS = LearnerMetric(
 COMPUTING_CPU_SECONDS = LearnerMetric(
     "rookery_learner_computing_cpu_seconds_total",
     "CPU seconds of the thread of the train loop in its phases ingest, train and publish. Divided by the seconds of these "
-    "phases it is the share of a core that the loop gets while it computes. With a GPU, whose "
-    "backward passes run in other threads, those of all threads.",
+    "phases it is the share of a core that the loop gets while it computes. On a GPU, where "
+    "backward passes run in other threads, those of all threads of the process.",
     read=lambda stats: stats.phases.cpu_seconds(COMPUTING),
 )
 CPU_LIMIT_CORES, CPU_LIMIT_PERIODS = cpu_limit_metrics("learner")

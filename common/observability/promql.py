@@ -130,7 +130,7 @@ def learner_cpu_lost(scope: Scope) -> str:
     """Share of its time in which the learner computes and has no core."""
     computes = scope.total(learner.PHASE_SECONDS, _one_of("phase", learner.COMPUTING))
     all_reduce, cpu = scope.total(learner.ALL_REDUCE_SECONDS), scope.total(learner.COMPUTING_CPU_SECONDS)
-    return f"({computes} - {all_reduce} - {cpu}) / {scope.total(learner.PHASE_SECONDS)}"
+    return f"clamp_min(({computes} - {all_reduce} - {cpu}) / {scope.total(learner.PHASE_SECONDS)}, 0)"
 
 
 def actors_cpu_lost(scope: Scope, *, by: str = "namespace") -> str:

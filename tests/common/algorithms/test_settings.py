@@ -215,7 +215,7 @@ def test_a_memory_without_room_for_the_windows_of_each_environment_is_refused(sc
     ],
 )
 def test_what_does_not_fit_the_sequences_of_a_network_with_memory_is_refused(wrong, problem):
-    """Where all actors start elsewhere there is room for one."""
+    """One actor counts where all start elsewhere: their number is not known."""
     fits = {"minibatch": 32, "burn_in": 13, "replay_capacity": 5_120, "warmup": 0}
     for scale in (REPLAY_SCALE._replace(num_envs=16), REPLAY_SCALE._replace(num_envs=32, actors=0)):
         assert list(DQNSettings(**fits | wrong).conflicts(scale)) == []

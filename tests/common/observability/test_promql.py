@@ -9,7 +9,7 @@ import yaml
 
 from common.observability.bottleneck import Kind, find_bottleneck
 from common.observability.promql import BOTTLENECKS, Scope, versions_behind
-from common.observability.rules import BOTTLENECK, ON_THE_WIRE
+from common.observability.rules import BOTTLENECK, LEARNER_CPU_LOST, ON_THE_WIRE
 from tests.common.observability.helpers import COMMITTED, ROOT, needs_promtool, promtool
 
 pytestmark = pytest.mark.service
@@ -64,6 +64,17 @@ def test_prometheus_finds_the_bottleneck_that_the_live_view_finds(tmp_path):
     document = {"rule_files": [str(COMMITTED / "rules.yml")], "evaluation_interval": "1m", "tests": cases}
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(document))
     code, said = promtool("test", "rules", "grid.yaml", folder=tmp_path)
+    assert code == 0, said
+
+
+@needs_promtool
+def test_a_learner_whose_process_uses_several_cores_lacks_none(tmp_path):
+    """On a GPU the CPU time is that of all threads, and may exceed the time of the loop."""
+    expected = {"expr": str(LEARNER_CPU_LOST), "eval_time": "8m", "exp_samples": [{"labels": str(LEARNER_CPU_LOST), "value": 0}]}
+    document = {"rule_files": [str(COMMITTED / "rules.yml")], "evaluation_interval": "1m"}
+    document["tests"] = [case(0.5, None, 0.0, 1.5, 1.0) | {"promql_expr_test": [expected]}]
+    (tmp_path / "several.yaml").write_text(yaml.safe_dump(document))
+    code, said = promtool("test", "rules", "several.yaml", folder=tmp_path)
     assert code == 0, said
 
 
