@@ -36,6 +36,7 @@ class _SavedRecord(BaseModel):
     env_steps: int
     frames: int = 0  # older versions save none
     unfinished: int = 0  # the same
+    covered: bool = True  # the same
     episodes: int
     updates: int
     version: int
@@ -85,6 +86,7 @@ class RunRecord:
     lengths: deque[int] = field(default_factory=deque)
     coverage: EpisodeCoverage = field(init=False)
     unfinished: int = 0  # environments that have ended no episode: until all have, the mean is one over short episodes
+    covered: bool = False  # whether all had at some time: those that begin later are few beside the episodes of the window
     mean_is_complete: bool = False  # whether the mean is one over enough episodes to reach the target
     rates: StepRates = field(default_factory=lambda: RateWindow().rates())
     progress: Progress = field(default_factory=Progress)
@@ -138,6 +140,7 @@ class RunRecord:
         for _ in range(len(self.returns) - max(EPISODES, coverage.environments)):
             self.returns.popleft()
             self.lengths.popleft()
+        self.covered |= bool(self.returns) and not self.unfinished
         self.mean_is_complete = len(self.returns) >= EPISODES and not self.unfinished
         target = self.settings.target.mean100
         if target is not None and self.mean_is_complete and significant(self.mean_return) >= target:
@@ -275,6 +278,7 @@ class RunRecord:
             **{name: getattr(self, name) for name in _SAVED_AS_THEY_ARE},
             "frames": self.frames,
             "unfinished": self.unfinished,
+            "covered": self.covered,
             "target": self.settings.target.mean100,
             "target_evaluation": self.settings.target.evaluation,
             "evaluations": dict(self.evaluations),
@@ -321,7 +325,7 @@ class RunRecord:
         self.task_changed = self.settings.env.task_changes(state["task"])
         if not self.task_changed:
             self._estimator.mean, self._estimator.lowest = state["shown_mean100"], state["lowest_mean100"]
-            self.unfinished = state.get("unfinished", 0)
+            self.unfinished, self.covered = state.get("unfinished", 0), state.get("covered", True)
         else:
             self.solved_at = self.last_evaluation = None
             for results in (self.evaluations, self.returns, self.lengths):

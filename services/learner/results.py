@@ -98,6 +98,7 @@ class Results:
         if samples:
             means["throughput/policy_lag"] = float(np.mean([record.version - 1 - sample.version for sample in samples]))
         newest = {"episode/return_mean100": record.mean_return, "episode/length_mean100": record.mean_length}
+        newest = newest if record.covered else {}
         record.measure(now)
         if rate := record.rates.last_10s:  # unknown before the second update
             newest["throughput/frames_per_second"] = rate * record.frame_skip
@@ -150,12 +151,16 @@ class Results:
             _log.info("lockstep_broken", why=why)
 
     def add_curve_row(self) -> None:
-        """Add a row to the learning curve, as of now, unless the newest one is of the same update."""
+        """Add a row to the learning curve, as of now, unless the newest one is of the same update.
+
+        It has no mean return before each environment has ended an episode: that of short episodes would stand for the policy.
+        """
         record = self.record
         if record.updates == self._curve_updates:
             return
         self._curve_updates = record.updates
-        self.journal.curve(wall_seconds=self.clock() - record.started_at, env_steps=record.env_steps, mean=record.mean_return)
+        mean = record.mean_return if record.covered else math.nan
+        self.journal.curve(wall_seconds=self.clock() - record.started_at, env_steps=record.env_steps, mean=mean)
 
     def stop_progress(self, *, done: bool) -> None:
         """End the rate and the estimate of the time left with the training; `done`: by itself, so that nothing is missing."""

@@ -205,10 +205,10 @@ def restore_checkpoint(
             raise ResourceError(error.fact, found=found or error.found, wanted=wanted or error.wanted, fix=error.fix) from error
         store.segment_files.read(checkpoint.files, algorithm.replay_segments())
         complete = True
-    if not complete and not record.lockstep_broken:
+    if not complete:
         missing = "wanted checkpoint.replay=true"
         reason = f"which is of another environment: {record.task_changed}" if record.task_changed else missing
-        record.lockstep_broken = f"resumed without the replay memory, {reason}"
+        _lose_memory(record, f"resumed without the replay memory, {reason}")
 
 
 def restore_without_sessions(checkpoint: Checkpoint, *, algorithm: Algorithm, record: RunRecord, session: LearnerSide) -> None:
@@ -223,9 +223,17 @@ def restore_without_sessions(checkpoint: Checkpoint, *, algorithm: Algorithm, re
         record.lag = PolicyLag.of_ranks(PolicyLag(*lag) for lag in lags)
     same = ranks_of(checkpoint) == record.settings.learner.ranks
     reason = "without a version of which every rank has a checkpoint" if same else "with another number of ranks"
-    if checkpoint.replay is not None and record.settings.checkpoint.replay:
-        _log.warning("replay_memory_lost", reason=f"resumed {reason}")
+    if isinstance(algorithm, HasReplay):
+        _lose_memory(record, f"resumed {reason}")
     record.lockstep_broken = record.lockstep_broken or f"resumed {reason}"
+
+
+def _lose_memory(record: RunRecord, reason: str) -> None:
+    """Note that a resumed run fills its replay memory anew: the warm-up has no gradient steps, and older experience is gone."""
+    if record.env_steps:
+        _log.warning("replay_memory_lost", reason=reason, env_steps=record.env_steps)
+        record.settings_changed.append({"env_steps": record.env_steps, "settings": ["replay memory filled anew"]})
+    record.lockstep_broken = record.lockstep_broken or reason
 
 
 def ranks_of(checkpoint: Checkpoint) -> int:

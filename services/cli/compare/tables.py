@@ -112,7 +112,7 @@ def remark_on_evaluation(runs: Sequence[RunData]) -> str:
 
 
 def _changes_remark(runs: Sequence[RunData]) -> str:
-    """Return which settings `runs` changed at a resume, at how many env steps and in how many of them; "" where none did."""
+    """Return what `runs` changed at a resume, at how many env steps and in how many of them; "" where none did."""
     found: dict[str, list[tuple[float, Path]]] = {}
     for run in runs:
         for resume in run.settings_changed:
@@ -123,7 +123,7 @@ def _changes_remark(runs: Sequence[RunData]) -> str:
         env_steps = " to ".join(dict.fromkeys([number(min(resumes)[0]), number(max(resumes)[0])]))
         share = f", in {len({path for _, path in resumes})} of {len(runs)} runs" if len(runs) > 1 else ""
         remarks.append(f"{change} from {env_steps} env steps on{share}")
-    return f" (resumed with other settings: {'; '.join(remarks)})" if remarks else ""
+    return f" (changed at a resume: {'; '.join(remarks)})" if remarks else ""
 
 
 def settings_table(groups: Sequence[Configuration]) -> TextTable:

@@ -33,6 +33,11 @@ from services.cli.train.view import number
 FILE, STUDY = "sweep.yaml", "study.sqlite"
 SWEEP = "sweep"  # attribute of the study: the file, less what may change from one start to the next
 SETTINGS = "settings"  # the same: settings of trials but for those searched, those of variables and of the preset among them
+VALUES = {  # of the goals, as a line on a trial without one names them
+    "curve": "a learning curve: some environment ended no episode",
+    "mean100": "an episode that ended",
+    "evaluation": "an evaluation",
+}
 REMARKS = {"mean100": remark_on_mean, "evaluation": remark_on_evaluation}  # beside the value of a goal
 STAGES = 20  # points of a curve, at equal distances over the budget, at which trials are compared
 FIRST_STAGE = 5  # that is compared; the first of all is 1
@@ -129,7 +134,7 @@ def run_sweep(
             values = _suggest(trial, sweep)
             chosen = ", ".join(f"{key}={as_text(key, value)}" for key, value in values.items())
             show(f"trial {_counted(study)} of {sweep.trials}, {place.name}: {chosen}")
-            ended = _run_trial(trial, sweep, values, place, trainer=trainer, environ=environ, options=options)
+            ended = _run_trial(trial, sweep, values, place, trainer=trainer, show=show, environ=environ, options=options)
             if ended == INTERRUPTED:
                 code = ended
                 break
@@ -197,6 +202,7 @@ def _run_trial(
     place: Path,
     *,
     trainer: TrainProcesses,
+    show: Callable[[str], None],
     environ: Mapping[str, str],
     options: tuple[str, ...],
 ) -> int:
@@ -218,6 +224,8 @@ def _run_trial(
         watch.report_rest(run)
         result = goal_value(run, sweep.goal, budget=budget)
         trial.study.tell(trial, result, state=TrialState.FAIL if result is None else TrialState.COMPLETE)
+        if result is None:
+            show(f"{place.name} counts as failed, because it ended without {VALUES[sweep.goal]}")
         return int(result is None)
     return 0  # a trial that was stopped stays open, for --resume
 

@@ -18,7 +18,7 @@ import torch
 from common.algorithms.api import UpdateResult
 from common.config.schema import Settings
 from common.config.sections import ActorSettings, CheckpointSettings, LearnerSettings, RunSettings, TargetSettings
-from common.envs.spec import ActionSpec, EnvSpec, Leaf
+from common.envs.spec import ActionSpec, EnvSettings, EnvSpec, Leaf
 from common.errors import DropReason, ResourceError
 from common.models import snapshot
 from common.observability.health import Health
@@ -166,7 +166,7 @@ class Clock:
 class Scene:
     """A learner and all that it meets."""
 
-    def __init__(self, folder, *, batch=1, batch_seconds=None, lag=4, every_seconds=1e6, **target):
+    def __init__(self, folder, *, batch=1, batch_seconds=None, lag=4, every_seconds=1e6, envs=8, **target):
         """A run of at most 1,000 env steps that never stops by itself before."""
         self.clock = Clock()
         self.intake = FakeIntake(self.clock)
@@ -174,6 +174,7 @@ class Scene:
         self.settings = Settings(
             learner=LearnerSettings(batch=batch, batch_seconds=batch_seconds, max_policy_lag=lag),
             checkpoint=CheckpointSettings(every_seconds=every_seconds),
+            env=EnvSettings(num_envs=envs),
             target=TargetSettings(**{"env_steps": 100_000, "wall_seconds": 60.0} | target),
         )
         self.directory = create(folder / "run", config="run: {}\n", command=["rookery"])
@@ -488,6 +489,17 @@ def test_a_tracker_gets_the_rate_from_update_to_update_and_none_before_the_secon
     with patch.object(Journal, "update", watch):
         scene.run()
     assert seen == [(None, 0.0), (4 * STEPS / 12, 0.0), (4 * STEPS / 12, 4 * STEPS / 12)]
+
+
+def test_the_curve_has_no_return_before_each_environment_has_ended_an_episode(tmp_path):
+    """A mean over the first to end is one over short episodes: a sweep took trials with many environments for good ones."""
+    scene, returns = Scene(tmp_path, envs=2), []
+    scene.intake.script = [[item(0, returns=[-1.0])], [item(1)], [item(2, returns=[-5.0])]]
+    with patch.object(Journal, "update", lambda *_, newest, **__: returns.append(newest.get("episode/return_mean100"))):
+        scene.run()
+    assert returns == [None, None, -3.0]
+    rows = [row.split(",") for row in scene.directory.learning_curve_csv.read_text().splitlines()[1:]]
+    assert [row[2] for row in rows] == ["", "-3.0"]
 
 
 def test_while_the_last_evaluation_is_played_a_run_is_done_and_its_curve_complete(tmp_path):

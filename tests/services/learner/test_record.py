@@ -208,6 +208,20 @@ def test_environments_that_ended_no_episode_are_remembered_over_a_resume():
     assert after.summary(STATS, now=210.0)["environments_unfinished"] == 3
 
 
+def test_once_each_environment_has_ended_an_episode_those_that_begin_later_leave_no_gap_in_the_curve():
+    """Also over a resume, with actors that begin anew; in another environment the returns begin anew too."""
+    before, after, other = record(), record(), record()
+    for unfinished, covered in ((3, False), (0, True), (2, True)):
+        before.ended([1.0], [4], now=101.0, coverage=Coverage(environments=4, unfinished=unfinished))
+        assert before.covered == covered
+    state = json.loads(json.dumps(before.state_dict(now=110.0)))
+    after.load_state_dict(state, now=200.0)
+    after.ended([1.0], [4], now=201.0, coverage=Coverage(environments=4, unfinished=4))
+    assert after.covered
+    other.load_state_dict(state | {"task": state["task"] | {"id": "Other-v1"}}, now=200.0)
+    assert not other.covered
+
+
 def test_the_status_survives_a_loss_that_is_not_a_number():
     """The status of a diverging run must not fail."""
     run = record()

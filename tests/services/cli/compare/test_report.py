@@ -262,7 +262,7 @@ def test_a_run_that_was_resumed_with_other_settings_says_so(tmp_path, write_run,
     (killed / "settings_changed.json").write_text(json.dumps([{"env_steps": 12_159, "settings": [change]}]))
     earlier = write_run(tmp_path / "runs" / "s3", "run.seed=3")
     (earlier / "settings_changed.json").write_text(json.dumps([{"env_steps": 9_000, "settings": [change]}]))
-    remark = f"(resumed with other settings: {change} from"
+    remark = f"(changed at a resume: {change} from"
     assert main(["compare", str(tmp_path / "runs")]) == 0
     assert f"cartpole {remark} 9,000 to 12,159 env steps on, in 2 of 3 runs)" in " ".join(capsys.readouterr().out.split())
     assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "r.html")]) == 0

@@ -269,6 +269,7 @@ def test_two_failures_in_a_row_end_the_sweep_which_can_be_resumed(swept):
 def test_a_trial_without_a_value_has_failed(swept):
     code, trainer, shown = swept(settings=f"goal: evaluation\nsettings: {{{NO_TARGET}, ")
     assert (code, len(trainer.calls), shown.count("fail ")) == (1, 2, 2)
+    assert "t000 counts as failed, because it ended without an evaluation" in shown
 
 
 def test_a_mean_of_fewer_than_100_episodes_says_so_where_trials_are_ranked_by_it(swept):
