@@ -16,6 +16,7 @@ from common.protocol.lockstep_states import LockstepStates
 from common.protocol.messages import PROTOCOL_VERSION, Dropped
 from common.protocol.session_config import SessionConfig
 from common.protocol.worker_registry import WorkerRegistry
+from common.units import EnvSteps
 
 
 class SavedSession:
@@ -74,6 +75,13 @@ class SavedSession:
             self._accounting.ledger.produced += ended.produced
             self._accounting.ledger.trained += ended.trained
             self._accounting.ledger.dropped.update(ended.dropped)
+
+    def begin_anew(self, env_steps: EnvSteps) -> None:
+        """Continue, after `env_steps` of the run, without the workers of sessions that no longer exist.
+
+        Each of their incarnations that was trained on has sent an env step: no random stream of theirs is repeated.
+        """
+        self._registry.begin_generations_at(env_steps)
 
     def load_accounts(self, state: Mapping[str, Any]) -> None:
         """Take over the progress that a killed learner had made after the checkpoint that this learner continues from.

@@ -210,6 +210,11 @@ class WorkerRegistry:
         self.forgotten, self.named = max(self.forgotten, other.forgotten), max(self.named, other.named)
         self._generations |= other._generations
 
+    def begin_generations_at(self, number: int) -> None:
+        """Let each slot of a session without workers begin with this generation, above those of an earlier session."""
+        slots = [(role, index) for role in ("actor", "evaluator") for index in range(self._config.slots(role))]
+        self._generations = Counter(dict.fromkeys(slots, number))
+
     def crowded_out(self, role: str, now: Seconds) -> list[Worker]:
         """Return the workers to forget before a new name joins: first those closed longest, then those away longest."""
         holders = self.holders(role)

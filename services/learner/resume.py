@@ -168,6 +168,7 @@ def _roll_back(directory: RunDirectory, record: RunRecord, session: LearnerSide,
     The accounts of sessions that have `ended` are removed: their env steps are in the ledger of the checkpoint.
     """
     if ended:
+        session.saved.begin_anew(record.env_steps)
         with suppress(OSError):
             directory.accounts.unlink()
         return

@@ -90,7 +90,7 @@ def test_a_rank_without_actors_delays_no_other(tmp_path):
 
 
 def resumed(settings, folder, count, *, of=None):
-    """Record, weights and ledger with which `count` ranks continue the runs in `folder`; or what `of` finds in the algorithm."""
+    """Record, weights and ledger with which `count` ranks continue the runs in `folder`; or what `of` finds."""
 
     def on_rank(ranks):
         directory = RunDirectory(folder / str(ranks.index) / "run")
@@ -115,7 +115,7 @@ def resumed(settings, folder, count, *, of=None):
             group=ranks if count > 1 else None,
         )
         if of is not None:
-            return of(algorithm)
+            return of(algorithm, session)
         weights = torch.cat([each.detach().flatten() for each in algorithm.model.parameters()])
         return record, weights, session.ledger.as_dict()
 
@@ -125,7 +125,7 @@ def resumed(settings, folder, count, *, of=None):
 def test_ranks_keep_random_streams_of_their_own_where_their_number_changes(tmp_path):
     settings = of_ranks(recipe("td3"))
     trained(settings, tmp_path)
-    first, *others = resumed(settings, tmp_path, 3, of=lambda algorithm: algorithm.state_dict())
+    first, *others = resumed(settings, tmp_path, 3, of=lambda algorithm, _: algorithm.state_dict())
     for other in others:
         assert other["replay_rng"] != first["replay_rng"]
         assert not torch.equal(other["generator"], first["generator"])
@@ -148,6 +148,16 @@ def test_another_number_of_ranks_continues_with_the_weights_ledgers_and_policy_l
         lag = PolicyLag.of_ranks(record.lag for record, _, _ in continued)
         assert lag.env_steps == ledger["trained"]
         assert lag == PolicyLag.of_ranks(run.record.lag for run, _ in runs)
+
+
+def test_where_the_number_of_ranks_changes_no_worker_repeats_the_random_streams_of_the_beginning(tmp_path):
+    """Each slot began again with its first generation, and with it the levels and the noise of the first actors."""
+    settings, _ = saved_by_two_ranks(tmp_path)
+    for count in (3, 1):
+        registries = resumed(settings, tmp_path, count, of=lambda _, session: session.saved.accounts()["registry"])
+        slots = {(role, index): number for each in registries for role, index, number in each["generations"]}
+        assert min(slots.values()) > 2
+        assert {("actor", 0), ("evaluator", 0)} <= set(slots)
 
 
 def saved_by_two_ranks(folder):
