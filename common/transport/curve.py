@@ -29,7 +29,7 @@ from common.errors import ConfigError, HandshakeFailure, ResourceError
 from common.transport.api import Handshakes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 LEARNER: Final = "learner"
 WORKER: Final = "worker"
@@ -60,7 +60,7 @@ class ServerKeys:
 
     public: Key
     secret: Key = field(repr=False)
-    allowed: frozenset[Key]  # public keys of the workers that may connect
+    allowed: Mapping[str, Key]  # public keys of the workers that may connect, by the names of their files
 
     @classmethod
     def of(cls, folder: str) -> ServerKeys | None:
@@ -68,7 +68,7 @@ class ServerKeys:
         if not folder:
             return None
         public, secret = _secret_key(Path(folder, LEARNER + SECRET))
-        allowed = frozenset(_read(path)[0] for path in sorted(Path(folder).glob(f"*{PUBLIC}")))
+        allowed = {path.stem: _read(path)[0] for path in sorted(Path(folder).glob(f"*{PUBLIC}"))}
         if not allowed:
             raise ConfigError("no worker may connect", found=f"no file *{PUBLIC} in {folder}", wanted="one at least", fix=_FIX)
         return cls(public=public, secret=secret, allowed=allowed)
@@ -205,7 +205,7 @@ class ZapAuthenticator:
     Without one CURVE would encrypt, and accept any key. Make it before the socket binds.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: frozenset[Key]) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: Iterable[Key]) -> None:
         """For all sockets of `context`. The caller of `answer` waits for `socket` to be readable."""
         self._allowed = frozenset(map(z85.decode, allowed))
         self.refused = ""  # description of the last refused key

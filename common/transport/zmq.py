@@ -166,7 +166,7 @@ class ZmqServer(ZmqSocket):
     def _open(self) -> None:
         super()._open()
         if self._keys:  # before it binds: every connection is authenticated
-            self._authenticator = ZapAuthenticator(self._context, self._keys.allowed)
+            self._authenticator = ZapAuthenticator(self._context, self._keys.allowed.values())
             self._poller.register(self._authenticator.socket, zmq.POLLIN)
 
     def _bind(self) -> None:

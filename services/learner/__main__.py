@@ -215,6 +215,7 @@ class _Root:
             metrics=metrics_url,
             run_dir=run.directory.path,
             keys=settings.learner.keys or "none",
+            worker_keys=", ".join(self.keys.allowed) if self.keys else "none",
         )
 
     def close_copies(self, journal: Journal, uploads: Uploads, *, stopped: bool) -> str:

@@ -435,6 +435,11 @@ def test_the_disruption_budget_is_that_of_the_actors(name):
     manifests = overlay(name, *({"pdb"} - held(name)))
     (budget,) = of(manifests, "PodDisruptionBudget")
     assert budget["spec"]["selector"] == named(manifests, "Deployment", "actor")["spec"]["selector"]
+    assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    assert pod_of(named(manifests, "StatefulSet", "learner"))["metadata"]["annotations"] == {
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        "karpenter.sh/do-not-disrupt": "true",
+    }
 
 
 @each_overlay
@@ -554,8 +559,20 @@ def test_without_keys_each_pod_has_the_setting_insecure(name):
 @each_overlay
 def test_only_actors_go_to_machines_that_can_be_taken_away(name):
     """The learner would come back, and lose up to a minute of training each time."""
-    tolerant = {workload for workload, template in pods(overlay(name, "spot")) if "affinity" in template["spec"]}
-    assert tolerant == {"Deployment/actor"}
+    specs = {workload: template["spec"] for workload, template in pods(overlay(name, "spot"))}
+    assert {workload for workload, spec in specs.items() if "affinity" in spec} == {"Deployment/actor"}
+    tolerated = {
+        (workload, one["key"], one["value"])
+        for workload, spec in specs.items()
+        for one in spec.get("tolerations", ())
+        if one["key"] != "nvidia.com/gpu"
+    }
+    taints = {("cloud.google.com/gke-spot", "true"), ("kubernetes.azure.com/scalesetpriority", "spot")}
+    assert tolerated == {("Deployment/actor", *taint) for taint in taints}
+    (affinity,) = specs["Deployment/actor"]["affinity"]["nodeAffinity"].values()
+    wanted = [expression for one in affinity for expression in one["preference"]["matchExpressions"]]
+    labels = {("karpenter.sh/capacity-type", "spot"), ("eks.amazonaws.com/capacityType", "SPOT")}
+    assert {(one["key"], *one["values"]) for one in wanted} == taints | labels
 
 
 @each_overlay

@@ -16,6 +16,9 @@ RUNBOOKS = "monitoring.md"
 TRAINS = f"and on (namespace) {learner.TRAINING} == 1"
 """Condition that the run trains: after its end it raises no alert, even while its learner lingers."""
 
+OURS = f"and on (namespace, job, instance) last_over_time({learner.BUILD_INFO}[1h])"
+"""Condition that a target is a process of Rookery: another program's `job` may have the same name."""
+
 PERCENT = "{{ $value | humanizePercentage }}"
 COUNT = '{{ $value | printf "%.0f" }}'
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from common.observability import learner_metrics as learner
 from common.observability import promql
 from common.observability.bottleneck import percent
-from common.observability.checks.base import COUNT, PERCENT, TRAINS, Check, Threshold, declared
+from common.observability.checks.base import COUNT, OURS, PERCENT, TRAINS, Check, Threshold, declared
 from common.observability.deployment import ACTOR, LEARNER, MOSTLY_WAITS, ROLES, Deployment, by_label
 from common.observability.metrics import LOOP_OVERDUE
 from common.observability.promql import Scope
@@ -23,7 +23,7 @@ def _unreachable(run: Deployment) -> Iterator[str]:
 
 
 WORKERS = tuple(role for role in ROLES if role != LEARNER)
-WORKERS_UP = f"up{{{promql.jobs(*WORKERS)}}}"
+WORKERS_UP = f"(up{{{promql.jobs(*WORKERS)}}} {OURS})"
 HAS_ENDED = f"last_over_time({learner.ENDED}[1d]) == 1"
 JUST_ENDED = f"last_over_time({learner.ENDED}[15m]) == 1"
 NEWEST = 'topk by (namespace) (1, last_over_time(process_start_time_seconds{job="learner"}[1d]))'
@@ -33,7 +33,7 @@ DOWN = Check(
     sentence="The learner does not answer",
     promql=f'up{{job="learner"}} == 0 '
     f"unless on (namespace, instance) ({JUST_ENDED} or {HAS_ENDED} unless on (namespace) {WORKERS_UP} == 1)\n"
-    f'or count by (namespace) ({WORKERS_UP}) unless on (namespace) up{{job="learner"}} '
+    f'or count by (namespace) {WORKERS_UP} unless on (namespace) up{{job="learner"}} '
     f"unless on (namespace) ({HAS_ENDED} and on (namespace, instance) {NEWEST})",
     lasting="2m",
     severity="critical",

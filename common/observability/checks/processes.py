@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from common.observability import learner_metrics as learner
 from common.observability import promql
 from common.observability import worker_metrics as worker
-from common.observability.checks.base import COUNT, Check, Threshold, largest_first
+from common.observability.checks.base import COUNT, OURS, Check, Threshold, largest_first
 from common.observability.deployment import LEARNER, ROLES, Deployment
 from common.observability.metrics import LOOP_OVERDUE
 from common.observability.rules import ALL
@@ -78,6 +78,7 @@ RESTARTED = Check(
         unit="restarts of a process within an hour",
         why="machines and people cause one or two; a third is a fault of the process",
     ),
+    only=[OURS],
     detail=f"{{{{ $labels.job }}}} {{{{ $labels.instance }}}} began anew {COUNT} times within an hour.",
     predicate=_restarted,
     while_training=False,
@@ -118,6 +119,7 @@ MEMORY = Check(
     promql=f"deriv(process_resident_memory_bytes{{{promql.jobs(*ROLES)}}}[1h]) * 3600",
     threshold=GROWTH,
     only=[
+        OURS,
         f"and on (namespace, job, instance) time() - process_start_time_seconds {WARM_UP.comparison}",
         f'unless on (namespace, job, instance) deriv({learner.TRAINING_METRIC}{{name="replay_env_steps"}}[1h]) > 0',
     ],

@@ -93,7 +93,7 @@ def _source(options: argparse.Namespace) -> Source:
 
 
 def _health(options: argparse.Namespace) -> int:
-    """Request /healthz or /readyz. Imports no torch, because container runtimes call it again and again."""
+    """Request /healthz or /readyz. Imports no torch, because an orchestrator may call it again and again."""
     from common.config.load import ENV_PREFIX, load_settings  # noqa: PLC0415
 
     prefix = f"{ENV_PREFIX}METRICS__"  # other variables may be invalid without the preset of the service

@@ -382,7 +382,7 @@ def _learner_keys(settings: Settings, *, actors: bool) -> ServerKeys | None:
             raise ConfigError(
                 f"{role}.keys and learner.keys", found=f"{found} and {settings.learner.keys or 'none'}", wanted=wanted, fix=fix
             )
-        if worker_keys.server != learner.public or worker_keys.public not in learner.allowed:
+        if worker_keys.server != learner.public or worker_keys.public not in learner.allowed.values():
             fix = "take both folders from one `rookery keys`"
             raise ConfigError(
                 f"the learner would refuse {role}.keys", found=found, wanted=f"keys that {settings.learner.keys} allows", fix=fix

@@ -86,7 +86,7 @@ def test_each_folder_holds_what_its_owner_needs_and_no_other_secret(tmp_path: Pa
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o700}
     learner, lab = ServerKeys.of(str(tmp_path / "learner")), WorkerKeys.of(str(tmp_path / "lab"))
     assert lab.server == learner.public
-    assert learner.allowed == {lab.public, WorkerKeys.of(str(tmp_path / "worker")).public}
+    assert learner.allowed == {"lab": lab.public, "worker": WorkerKeys.of(str(tmp_path / "worker")).public}
 
 
 def test_the_files_are_those_of_zeromqs_own_tools(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_more_workers_are_added_and_nothing_is_overwritten(tmp_path: Path) -> No
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     make(tmp_path, ["new"])
     assert {path: path.read_bytes() for path in before} == before
-    assert WorkerKeys.of(str(tmp_path / "new")).public in ServerKeys.of(str(tmp_path / "learner")).allowed
+    assert WorkerKeys.of(str(tmp_path / "new")).public in ServerKeys.of(str(tmp_path / "learner")).allowed.values()
 
 
 @pytest.mark.parametrize("name", ["", "learner", "../worker", "a/b", ".hidden", "-x", "a b", "x" * 65])
@@ -355,7 +355,7 @@ def test_a_worker_with_keys_sends_nothing_to_a_learner_without(own: WorkerKeys) 
 
 def test_a_worker_allowed_later_connects_by_itself(folder: Path, keys: ServerKeys, own: WorkerKeys) -> None:
     """An actor with a new key starts before the learner allows it: the learner is restarted, and the actor is not."""
-    narrow = ServerKeys(public=keys.public, secret=keys.secret, allowed=frozenset({WorkerKeys.of(str(folder / "second")).public}))
+    narrow = ServerKeys(public=keys.public, secret=keys.secret, allowed={"second": WorkerKeys.of(str(folder / "second")).public})
     with closing(ZmqServer(ANY_PORT, keys=narrow)) as first, closing(ZmqWorker(first.endpoint, keys=own)) as worker:
         until(lambda: worker.handshakes.failed[HandshakeFailure.KEY] > 0, first, worker)
         first.close()

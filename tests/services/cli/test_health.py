@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
+import yaml
 
 from common.observability.health import Health
 from common.observability.http import HttpServer
@@ -114,3 +118,23 @@ def test_it_does_not_load_what_the_services_load():
     program = "import sys\nfrom services.cli.app import main\nmain(['health', 'metrics.port=1'])\nprint('torch' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
     assert ended.stdout.splitlines()[-1] == "False"
+
+
+def test_the_check_of_the_images_says_the_same_without_an_import_of_a_package(service):
+    """Every container runs it every 30 s, and compose's learner every 5 s for the whole run."""
+    folder = Path(__file__).parents[3] / "docker"
+    assert "test" not in yaml.safe_load((folder / "compose.yaml").read_text())["services"]["learner"]["healthcheck"]
+    (check,) = re.findall(r"^HEALTHCHECK .* CMD (.*)$", (folder / "Dockerfile").read_text().replace("\\\n", ""), re.MULTILINE)
+    python, option, program = json.loads(check)
+    assert (python, option) == ("python3", "-ISc")  # without the path of packages
+    state, port = service
+    environ = {"ROOKERY_METRICS__HOST": "0.0.0.0", "ROOKERY_METRICS__PORT": str(port)}
+
+    def said():
+        words = [sys.executable, option, program.replace("timeout=3", "timeout=120")]
+        ended = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=300, check=False)
+        return ended.returncode, ended.stdout.split(" for ")[0].strip()
+
+    assert said() == (0, "ok")
+    state.tick(doing="trains", within=-1.0)
+    assert said() == (1, "loop has not ticked")

@@ -16,6 +16,7 @@ from common.algorithms.trajectories import TrajectoryLearner
 from common.observability.learner_stats import UploadStats
 from common.runtime import checkpoint_files, checkpoints
 from common.runtime.run_directory import RunDirectory, held
+from common.transport.curve import make
 from common.transport.zmq_socket import LINGER
 from services.cli.train.supervisor import Timeouts
 from services.learner import __main__ as module
@@ -173,6 +174,15 @@ def test_a_run_without_any_worker_ends_with_its_budget_and_leaves_everything(fin
     assert finished.name == "checkpoint-000000000000"
     assert Path("run/config.yaml").exists()
     assert Path("run/command.txt").read_text().startswith("rookery learner ")
+
+
+def test_the_first_line_names_the_keys_of_workers_that_the_learner_accepts(capsys):
+    """One that was revoked, and is in the folder still, is seen there."""
+    make(Path("keys"), ["worker", "lab", "cluster"])
+    Path("keys/learner/worker.key").unlink()
+    words = ["learner.bind=tcp://127.0.0.1:0", "--config", "cartpole", "target.wall_seconds=0.05", "--keys", "keys/learner"]
+    assert main(words) == 0
+    assert ' worker_keys="cluster, lab"\n' in capsys.readouterr().err
 
 
 def test_a_job_that_is_stopped_is_no_success_and_one_whose_run_ends_is(monkeypatch):
