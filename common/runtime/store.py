@@ -63,7 +63,7 @@ class RunStore:
             if self._has(CONFIG) or self._places():  # config.yaml may be lost
                 fix = "set run.dir, or " + ("continue that run with --resume" if self._has(CONFIG) else "remove what is there")
                 raise ConfigError("run.store holds a run of this name", found=self.address, wanted="a new name", fix=fix)
-            self._fs.makedirs(self._root, exist_ok=True)
+            self._make_folder(self._root)
             self._fs.pipe_file(self._path(".probe"), b"probe")
             self._fs.rm_file(self._path(".probe"))
 
@@ -156,11 +156,17 @@ class RunStore:
         path = self._path(name)
         folder, _, base = path.rpartition("/")
         written = f"{folder}/{PARTIAL}{base}" if self._in_folder else path
-        self._fs.makedirs(folder, exist_ok=True)
+        self._make_folder(folder)
         with self._fs.open(written, "wb") as target:
             shutil.copyfileobj(source, target, MIB)
         if written != path:
             Path(written).replace(path)
+
+    def _make_folder(self, path: str) -> None:
+        """Make a folder of the copy. Of the folders above it only the store is made: the next one is lost with its mount."""
+        if self._in_folder:  # a bucket needs none, and fsspec would create one whose name is mistyped
+            Path(self._root).parent.mkdir(exist_ok=True)
+            Path(path).mkdir(parents=True, exist_ok=True)
 
     def _prune(self, newest: str, keep: int) -> None:
         """Remove checkpoints that are too old, or of after a resume that did not use them; then the segments that none names."""

@@ -41,6 +41,7 @@ def directory(tmp_path):
 @pytest.fixture(params=["memory", "file"])
 def store(request, tmp_path):
     """The address of an empty store."""
+    (tmp_path / "bucket").mkdir()
     return f"memory://{uuid4().hex}/runs" if request.param == "memory" else f"file://{tmp_path}/bucket/runs"
 
 
@@ -414,6 +415,16 @@ def test_a_new_run_does_not_take_the_name_of_another(directory, store):
         check_new(store, directory.path)
 
 
+def test_a_store_on_a_disk_that_is_not_mounted_is_refused_and_not_created(directory, tmp_path):
+    store = f"file://{tmp_path}/mount/runs"
+    save(directory, 1)
+    with pytest.raises(ResourceError, match=r"No such file .*mount/runs"):
+        check_new(store, directory.path)
+    with pytest.raises(FileNotFoundError):
+        RunStore(copy_address(store, directory.path)).upload(directory, keep=3)
+    assert not (tmp_path / "mount").exists()
+
+
 def test_a_run_is_not_downloaded_into_a_folder_with_other_files(directory, store, tmp_path):
     RunStore(copy_address(store, directory.path)).upload(directory, keep=3)
     other = tmp_path / "home"
@@ -464,6 +475,7 @@ def test_a_store_in_a_folder_of_checkpoints_is_not_taken_for_the_checkpoints_of_
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     address = copy_address(f"{store}/checkpoints{folder}", directory.path)
+    (tmp_path / "bucket" / "runs" / "checkpoints").mkdir(parents=True)
     save(directory, 1)
     CheckpointStore(directory.checkpoints, keep=3).save_best(checkpoint(1))
     RunStore(address).upload(directory, keep=3)
@@ -615,6 +627,10 @@ def test_an_s3_server_keeps_a_run_and_a_server_that_is_away_is_one_error(directo
     assert restore_missing(store, directory.path, warn=pytest.fail)
     assert newest(directory.path) == 3
     assert [path.name for path in directory.checkpoints.iterdir()] == ["checkpoint-000000000003"]
+    with pytest.raises(ResourceError, match="bucket does not exist"):
+        check_new("s3://mistyped/runs", directory.path)
+    with pytest.raises(FileNotFoundError):
+        RunStore(copy_address("s3://mistyped/runs", directory.path)).upload(directory, keep=2)
     server.stop()
     with pytest.raises(ResourceError, match="the store cannot be used"):
         restore(copy.address, directory.path / "other")
