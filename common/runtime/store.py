@@ -225,6 +225,15 @@ class RunStore:
                     (folder / name).unlink(missing_ok=True)
             write_atomically(folder / CONFIG, config)
 
+    def require_newest(self, checkpoints: Path) -> None:
+        """Raise `ConfigError` where the folder `checkpoints` has one of this run that is newer than those of the copy."""
+        newest, own = max(self._places(), default=""), run_id(self.config())
+        for place in reversed(_versions(_with_manifest(checkpoints))):
+            if place.name > newest and _manifest_value((place / MANIFEST).read_bytes(), "run_id") == own:
+                wanted = f"at most {newest or 'no checkpoint'}, the newest in {self.address}"
+                fix = f"move {checkpoints} away, or copy {CONFIG} from there to continue from this checkpoint"
+                raise ConfigError("the copy of this run stayed behind", found=str(place), wanted=wanted, fix=fix)
+
     def remove_others(self, checkpoints: Path) -> None:
         """Remove from the folder `checkpoints` those that the copy does not have, such as of an earlier download."""
         own = self._names("checkpoints") | {SEGMENTS}
@@ -358,9 +367,16 @@ def run_id(config: bytes) -> object:
 
 def _saved_at(manifest: Path) -> float:
     """Return the Unix time at which a checkpoint was saved; 0 where that is not known."""
-    with suppress(ValueError, KeyError, TypeError):
-        return float(json.loads(manifest.read_bytes())["manifest"]["saved_unix_seconds"])
+    with suppress(ValueError, TypeError):
+        return float(_manifest_value(manifest.read_bytes(), "saved_unix_seconds"))
     return 0.0
+
+
+def _manifest_value(manifest: bytes, key: str) -> Any:
+    """Return a value of a manifest; None without one, or where it is damaged."""
+    with suppress(ValueError, KeyError, TypeError):
+        return json.loads(manifest)["manifest"][key]
+    return None
 
 
 def _hash(manifest: bytes) -> str:
@@ -377,8 +393,7 @@ def _uploaded(directory: RunDirectory) -> str:
 def _segments(manifest: bytes) -> dict[str, int]:
     """Return the bytes of the segments that a manifest names; none where it is damaged. Names that are no hash are left out."""
     with suppress(ValueError, KeyError, TypeError):
-        found = json.loads(manifest)["manifest"].get("segments", ())
-        sizes = {str(segment["name"]): int(segment["bytes"]) for segment in found}
+        sizes = {str(segment["name"]): int(segment["bytes"]) for segment in _manifest_value(manifest, "segments") or ()}
         return {name: size for name, size in sizes.items() if SEGMENT.fullmatch(name)}
     return {}
 

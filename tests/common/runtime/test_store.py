@@ -208,6 +208,21 @@ def test_what_an_interrupted_download_of_another_run_left_is_removed(tmp_path, s
     assert newest(tmp_path / "new") == 4
 
 
+def test_what_is_left_of_a_run_that_is_newer_than_its_copy_is_not_removed(tmp_path, store):
+    run = run_of(tmp_path / "s1", 1)
+    CheckpointStore(run.checkpoints, keep=3).save(replace(checkpoint(4), run_id="run-1"))
+    address = copy_address(store, run.path)
+    RunStore(address).upload(run, keep=3)
+    CheckpointStore(run.checkpoints, keep=3).save(replace(checkpoint(9), run_id="run-1"))
+    shutil.copytree(run.checkpoints, tmp_path / "new" / "checkpoints")
+    with pytest.raises(ConfigError, match=r"stayed behind: found .*checkpoint-0+9, wanted at most checkpoint-0+4, .* move"):
+        restore(address, tmp_path / "new")
+    assert newest(tmp_path / "new") == 9
+    shutil.rmtree(tmp_path / "new" / "checkpoints" / "checkpoint-000000000009")
+    restore(address, tmp_path / "new")
+    assert newest(tmp_path / "new") == 4
+
+
 def test_a_best_policy_that_was_cut_in_the_copy_is_warned_of(tmp_path, store, capsys):
     run, warnings = run_of(tmp_path / "s1", 1, 4), []
     CheckpointStore(run.checkpoints, keep=3).save_best(checkpoint(3))
