@@ -90,7 +90,7 @@ def is_config_of_a_run(source: str) -> bool:
 
 
 def read_config(directory: RunDirectory) -> Tree:
-    """Return the values of a run's config.yaml. Raises `ConfigError` where it is cut: a section that is lost would have defaults."""
+    """Return the values of a run's config.yaml. Raises `ConfigError` where it is cut: lost sections would have defaults."""
     source, last = str(directory.config), list(Settings.model_fields)[-1]
     values: Tree = parse_yaml(read_text(source, what="the run's configuration", wanted="a readable file"), source=source)
     if not isinstance(values, dict) or not isinstance(values.get("run"), dict) or last not in values:

@@ -583,6 +583,13 @@ def test_one_process_at_a_time_downloads_to_the_cache(directory, store, tmp_path
         assert len(downloads) == 1
 
 
+def test_a_cache_that_cannot_be_written_is_one_error(tmp_path, store, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ResourceError, match=r"the cache cannot be written: found Not a directory .*; set XDG_CACHE_HOME"):
+        fetch_results(f"{store}/s1")
+
+
 def test_records_are_fetched_without_checkpoints(directory, store, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     address = copy_address(store, directory.path)
