@@ -36,7 +36,7 @@ from common.runtime import checkpoints
 from common.runtime.checkpoint_files import POLICY, BadCheckpointError, Checkpoint, read
 from common.runtime.checkpoints import BEST, STATE_SETTINGS, differing
 from common.runtime.copies import fetch
-from common.runtime.run_directory import MANIFEST, RunDirectory
+from common.runtime.run_directory import MANIFEST, RunDirectory, read_config
 from common.units import EnvSteps, Version
 
 NEWEST: Final = "newest"
@@ -343,6 +343,7 @@ def _settings(directory: RunDirectory, overrides: Sequence[str]) -> Settings:
     if other := [text for text in overrides if not text.startswith("env.")]:
         raise ConfigError("a trained policy takes no other settings", found=other[0], wanted="env.key=value")
     config = str(directory.config)
+    read_config(directory)
     try:
         settings = load_settings(preset=config, environ={}).settings
     except extensions.NotAllowedError:

@@ -54,7 +54,8 @@ def check_resumed(address: str, folder: Path, *, warn: Callable[[str], None]) ->
 def restore(address: str, folder: Path, *, warn: Callable[[str], None] = lambda _: None) -> RunDirectory:
     """Download the run at `address` to `folder`, from where it can be resumed.
 
-    Raises `ConfigError` where there is no run or `folder` has other files, `ResourceError` where the store cannot be read.
+    Raises `ConfigError` where there is no run, or `folder` has other files or newer checkpoints of the run, `ResourceError` where
+    the store cannot be read.
     """
     store, directory = RunStore(address), RunDirectory(folder)
     if not store.exists():
@@ -67,6 +68,7 @@ def restore(address: str, folder: Path, *, warn: Callable[[str], None] = lambda 
         folder.mkdir(parents=True, exist_ok=True)
         with held(directory):
             with reached(address):
+                store.require_newest(directory.checkpoints)
                 store.remove_others(directory.checkpoints)
             store.download(folder, warn=warn)
     except OSError as error:
@@ -141,8 +143,12 @@ def _cached(store: RunStore) -> Iterator[Path]:
     run = store.address
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rookery" / "runs"
     folder = cache / hashlib.sha256(run.encode()).hexdigest()[:16] / run.rpartition("/")[2]
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        at = f"{error.strerror} at {folder}"
+        raise ResourceError("the cache cannot be written", found=at, wanted="a folder", fix="set XDG_CACHE_HOME") from error
     try:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX)

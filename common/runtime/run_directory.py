@@ -12,8 +12,9 @@ from datetime import datetime
 from pathlib import Path
 
 from common.conditions import DEFAULT
-from common.config.layers import parse_yaml
-from common.config.load import LoadedSettings
+from common.config.layers import Tree, parse_yaml
+from common.config.load import LoadedSettings, read_text
+from common.config.schema import Settings
 from common.config.sections import as_run_name
 from common.errors import ConfigError, ResourceError
 from common.runtime.disk import DISK, PARTIAL, Disk, write_atomically
@@ -88,12 +89,22 @@ def is_config_of_a_run(source: str) -> bool:
     return kind == "file" and Path(name).name == directory.config.name and directory.command.exists()
 
 
+def read_config(directory: RunDirectory) -> Tree:
+    """Return the values of a run's config.yaml. Raises `ConfigError` where it is cut: lost sections would have defaults."""
+    source, last = str(directory.config), list(Settings.model_fields)[-1]
+    values: Tree = parse_yaml(read_text(source, what="the run's configuration", wanted="a readable file"), source=source)
+    if not isinstance(values, dict) or not isinstance(values.get("run"), dict) or last not in values:
+        found, fix = f"not all sections in {source}", "replace it by a copy of the file"
+        raise ConfigError("config.yaml of the run is cut", found=found, wanted=f"those from run to {last}", fix=fix)
+    return values
+
+
 def require_same_run(directory: RunDirectory, loaded: LoadedSettings) -> None:
     """Refuse another seed, id or `run.init` than those of the run in `directory`, which goes on: only its name would change.
 
     An id in the config.yaml of another run is not meant for this one. Raises `ConfigError`.
     """
-    values = parse_yaml(directory.config.read_text(encoding="utf-8"), source="config.yaml").get("run", {})
+    values = read_config(directory)["run"]
     now = loaded.settings.run
     given = "" if is_config_of_a_run(loaded.provenance["run.id"]) else now.id
     compared = [("seed", now.seed, values.get("seed")), ("id", given, values.get("id"))]

@@ -63,7 +63,7 @@ class RunStore:
             if self._has(CONFIG) or self._places():  # config.yaml may be lost
                 fix = "set run.dir, or " + ("continue that run with --resume" if self._has(CONFIG) else "remove what is there")
                 raise ConfigError("run.store holds a run of this name", found=self.address, wanted="a new name", fix=fix)
-            self._fs.makedirs(self._root, exist_ok=True)
+            self._make_folder(self._root)
             self._fs.pipe_file(self._path(".probe"), b"probe")
             self._fs.rm_file(self._path(".probe"))
 
@@ -156,11 +156,17 @@ class RunStore:
         path = self._path(name)
         folder, _, base = path.rpartition("/")
         written = f"{folder}/{PARTIAL}{base}" if self._in_folder else path
-        self._fs.makedirs(folder, exist_ok=True)
+        self._make_folder(folder)
         with self._fs.open(written, "wb") as target:
             shutil.copyfileobj(source, target, MIB)
         if written != path:
             Path(written).replace(path)
+
+    def _make_folder(self, path: str) -> None:
+        """Make a folder of the copy. Of the folders above it only the store is made: the next one is lost with its mount."""
+        if self._in_folder:  # a bucket needs none, and fsspec would create one whose name is mistyped
+            Path(self._root).parent.mkdir(exist_ok=True)
+            Path(path).mkdir(parents=True, exist_ok=True)
 
     def _prune(self, newest: str, keep: int) -> None:
         """Remove checkpoints that are too old, or of after a resume that did not use them; then the segments that none names."""
@@ -218,6 +224,15 @@ class RunStore:
                 except FileNotFoundError:
                     (folder / name).unlink(missing_ok=True)
             write_atomically(folder / CONFIG, config)
+
+    def require_newest(self, checkpoints: Path) -> None:
+        """Raise `ConfigError` where the folder `checkpoints` has one of this run that is newer than those of the copy."""
+        newest, own = max(self._places(), default=""), run_id(self.config())
+        for place in reversed(_versions(_with_manifest(checkpoints))):
+            if place.name > newest and _manifest_value((place / MANIFEST).read_bytes(), "run_id") == own:
+                wanted = f"at most {newest or 'no checkpoint'}, the newest in {self.address}"
+                fix = f"move {checkpoints} away, or copy {CONFIG} from there to continue from this checkpoint"
+                raise ConfigError("the copy of this run stayed behind", found=str(place), wanted=wanted, fix=fix)
 
     def remove_others(self, checkpoints: Path) -> None:
         """Remove from the folder `checkpoints` those that the copy does not have, such as of an earlier download."""
@@ -352,9 +367,16 @@ def run_id(config: bytes) -> object:
 
 def _saved_at(manifest: Path) -> float:
     """Return the Unix time at which a checkpoint was saved; 0 where that is not known."""
-    with suppress(ValueError, KeyError, TypeError):
-        return float(json.loads(manifest.read_bytes())["manifest"]["saved_unix_seconds"])
+    with suppress(ValueError, TypeError):
+        return float(_manifest_value(manifest.read_bytes(), "saved_unix_seconds"))
     return 0.0
+
+
+def _manifest_value(manifest: bytes, key: str) -> Any:
+    """Return a value of a manifest; None without one, or where it is damaged."""
+    with suppress(ValueError, KeyError, TypeError):
+        return json.loads(manifest)["manifest"][key]
+    return None
 
 
 def _hash(manifest: bytes) -> str:
@@ -371,8 +393,7 @@ def _uploaded(directory: RunDirectory) -> str:
 def _segments(manifest: bytes) -> dict[str, int]:
     """Return the bytes of the segments that a manifest names; none where it is damaged. Names that are no hash are left out."""
     with suppress(ValueError, KeyError, TypeError):
-        found = json.loads(manifest)["manifest"].get("segments", ())
-        sizes = {str(segment["name"]): int(segment["bytes"]) for segment in found}
+        sizes = {str(segment["name"]): int(segment["bytes"]) for segment in _manifest_value(manifest, "segments") or ()}
         return {name: size for name, size in sizes.items() if SEGMENT.fullmatch(name)}
     return {}
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from posixpath import normpath
 from types import MappingProxyType
 from typing import Any
 
@@ -59,7 +61,7 @@ class WandbTracker:
 
 
 RUN_TAG = "rookery.run_id"
-MOST_METRICS, MOST_PARAMETERS, MOST_CHARACTERS = 1000, 100, 500  # of one request, and of one parameter
+MOST_METRICS, MOST_PARAMETERS, MOST_CHARACTERS, MOST_OF_NAME = 1000, 100, 500, 250  # of one request, one parameter, one name
 # The package waits for minutes by default; points that could not be sent are kept and sent again.
 PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "8", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 
@@ -99,7 +101,7 @@ class MlflowTracker:
 
     def _send_settings(self, settings: Mapping[str, Any]) -> None:
         """Send the settings as parameters; those that differ from when the run began, as tags: MLflow changes no parameter."""
-        texts = {key: str(value)[:MOST_CHARACTERS] for key, value in settings.items()}
+        texts = {mlflow_name(key): str(value)[:MOST_CHARACTERS] for key, value in settings.items()}
         before = self._run.data.params
         for key, text in texts.items():
             if before.get(key, text) != text:
@@ -112,7 +114,7 @@ class MlflowTracker:
     def write(self, points: Sequence[Point]) -> None:
         """Send points. A point that is sent twice, because its answer was lost, is stored once."""
         metrics = [
-            self._metric(name, value, int(point.unix_seconds * 1000), point.env_steps)
+            self._metric(mlflow_name(name), value, int(point.unix_seconds * 1000), point.env_steps)
             for point in points
             for name, value in point.values.items()
         ]
@@ -127,6 +129,11 @@ class MlflowTracker:
 
     def close(self) -> None:
         """Nothing is open between requests."""
+
+
+def mlflow_name(name: str) -> str:
+    """Return `name` of a metric or setting as MLflow takes it: one name that it refuses would keep back all points, for ever."""
+    return normpath(re.sub(r"[^\w\-. :/]", "_", name)[:MOST_OF_NAME])
 
 
 def _in_parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

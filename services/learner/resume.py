@@ -196,7 +196,7 @@ def _load_initial_weights(path: str, algorithm: Algorithm) -> None:
         raise ConfigError(fact, found=type(algorithm).__name__, wanted=wanted)
     fact, fix = f"run.init {path} cannot be used", "name another checkpoint"
     try:
-        checkpoint = read(Path(path))
+        checkpoint = read(Path(path), segments=False)
     except BadCheckpointError as error:
         raise ResourceError(fact, found=str(error), wanted="a whole checkpoint", fix=fix) from error
     if POLICY in checkpoint.state:

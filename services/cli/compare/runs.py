@@ -16,7 +16,7 @@ from common.config.sections import TargetSettings
 from common.errors import ConfigError
 from common.runtime.run_directory import RunDirectory, run_folders
 from services.cli.series.grid import SERIES_FILE, members
-from services.cli.train.outcome import curve_points, own_end, read_curve
+from services.cli.train.outcome import SCORES, curve_points, is_evaluation_older, own_end, read_curve
 
 _BUDGETS = ("target.env_steps", "target.wall_seconds")
 MAX_LABEL_SETTINGS = 4  # named in the label of a configuration; the table of settings has all
@@ -137,15 +137,24 @@ def read_run(path: Path) -> RunData:
         summary = json.loads(_text(directory.summary) or "{}")
         changed = json.loads(_text(directory.settings_changed) or "[]")
         curve = read_curve(directory.learning_curve_csv)
-    except (OSError, ValueError) as error:
+        command = _text(directory.command).strip()
+        if not isinstance(values, dict) or not isinstance(summary, dict) or not isinstance(changed, list):
+            raise TypeError("no mapping")  # noqa: TRY301  one error for all faults of these files
+        settings = {".".join(key): value for key, value in leaves(values)}
+        run = RunData(path=path, settings=settings, curve=curve, summary=summary, command=command, settings_changed=changed)
+        _require_numbers(run)
+        further = max((float(row.get("env_steps") or 0) for row in curve), default=0.0) > summary.get("env_steps", 0)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise ConfigError(f"the files of the run in {path} cannot be read", found=str(error), wanted="files of a run") from error
-    if not isinstance(values, dict) or not isinstance(summary, dict) or not isinstance(changed, list):
-        raise ConfigError(f"the files of the run in {path} cannot be read", found="no mapping", wanted="files of a run")
-    settings = {".".join(key): value for key, value in leaves(values)}
-    if max((float(row.get("env_steps") or 0) for row in curve), default=0.0) > summary.get("env_steps", 0):
-        summary = {}  # of an earlier end: the run was resumed, and goes on or was killed
-    command = _text(directory.command).strip()
-    return RunData(path=path, settings=settings, curve=curve, summary=summary, command=command, settings_changed=changed)
+    return replace(run, summary={}) if further else run  # of an earlier end: the run was resumed, and goes on or was killed
+
+
+def _require_numbers(run: RunData) -> None:
+    """Raise what tables would raise for values that are not of the types that the learner writes."""
+    scores = [score for name in SCORES if (score := run.target[name]) is not None]
+    math.fsum([run.seed, *scores, *(resume["env_steps"] for resume in run.settings_changed if [*resume["settings"]])])
+    own_end(run.summary, run.target)
+    is_evaluation_older(run.summary)
 
 
 def unbegun_members(series: Path) -> tuple[list[str], int]:

@@ -11,7 +11,7 @@ from common.algorithms.sections import ReplaySection
 from common.config.layers import leaves, parse_yaml
 from common.config.schema import Settings
 from common.errors import ConfigError
-from common.runtime.run_directory import MANIFEST, RunDirectory
+from common.runtime.run_directory import MANIFEST, RunDirectory, read_config
 
 COMPARED = ("env", "model")
 
@@ -31,7 +31,7 @@ def describe(checkpoint: Path, settings: Settings) -> str:
     own = RunDirectory(checkpoint.parent.parent)
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["manifest"]
-        values = parse_yaml(own.config.read_text(encoding="utf-8"), source=str(own.config))
+        values = read_config(own)
         start = f"starts with the weights of {checkpoint}, version {manifest['version']}, {manifest['env_steps']:,} env steps"
     except (OSError, ValueError, KeyError, TypeError, ConfigError):
         return f"starts with the weights of {checkpoint}"  # the learner reads the checkpoint, and checks it

@@ -369,6 +369,14 @@ def test_a_run_of_another_version(make_run):
     assert "another version of rookery" in line
 
 
+@pytest.mark.parametrize("section", ["run", "env", "target"])
+def test_a_configuration_that_is_cut_is_not_filled_up_with_defaults(make_run, section):
+    run, _ = make_run(SMALL)
+    text = run.config.read_text()
+    run.config.write_text(text[: f"\n{text}".index(f"\n{section}:")])
+    assert "config.yaml of the run is cut" in refusal(run.path)
+
+
 def test_settings_that_a_policy_does_not_fit(make_run):
     run, _ = make_run(SMALL)
     assert load_policy(run.path, overrides=["env.num_envs=3"]).settings.env.num_envs == 3

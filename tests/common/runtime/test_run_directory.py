@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from common.config.load import as_yaml, load_settings
 from common.config.sections import RunSettings
 from common.errors import ConfigError, ResourceError
 from common.runtime.disk import DISK, Disk
-from common.runtime.run_directory import RunDirectory, create, default_path, held, new_run_id, reopen
+from common.runtime.run_directory import RunDirectory, create, default_path, held, new_run_id, reopen, require_same_run
 
 pytestmark = pytest.mark.service
 
@@ -166,6 +167,16 @@ def test_resuming_where_no_run_is_says_so(tmp_path):
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(ConfigError, match="no run to resume"):
             reopen(path)
+
+
+@pytest.mark.parametrize("left", ["", "- 1", "run: {seed: 1}", "run:\nlog: {}"])
+def test_a_run_whose_configuration_is_cut_does_not_go_on(tmp_path, left):
+    loaded = load_settings(preset="cartpole", environ={})
+    directory = create(tmp_path / "run", config=as_yaml(loaded.settings), command=[])
+    require_same_run(directory, loaded)
+    directory.config.write_text(left)
+    with pytest.raises(ConfigError, match="is cut"):
+        require_same_run(directory, loaded)
 
 
 def test_resuming_on_a_read_only_folder_is_refused_before_anything_starts(tmp_path, monkeypatch):

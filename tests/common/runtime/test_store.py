@@ -41,6 +41,7 @@ def directory(tmp_path):
 @pytest.fixture(params=["memory", "file"])
 def store(request, tmp_path):
     """The address of an empty store."""
+    (tmp_path / "bucket").mkdir()
     return f"memory://{uuid4().hex}/runs" if request.param == "memory" else f"file://{tmp_path}/bucket/runs"
 
 
@@ -203,6 +204,21 @@ def test_what_an_interrupted_download_of_another_run_left_is_removed(tmp_path, s
     address = copy_address(store, second.path)
     RunStore(address).upload(second, keep=3)
     shutil.copytree(first.checkpoints, tmp_path / "new" / "checkpoints")
+    restore(address, tmp_path / "new")
+    assert newest(tmp_path / "new") == 4
+
+
+def test_what_is_left_of_a_run_that_is_newer_than_its_copy_is_not_removed(tmp_path, store):
+    run = run_of(tmp_path / "s1", 1)
+    CheckpointStore(run.checkpoints, keep=3).save(replace(checkpoint(4), run_id="run-1"))
+    address = copy_address(store, run.path)
+    RunStore(address).upload(run, keep=3)
+    CheckpointStore(run.checkpoints, keep=3).save(replace(checkpoint(9), run_id="run-1"))
+    shutil.copytree(run.checkpoints, tmp_path / "new" / "checkpoints")
+    with pytest.raises(ConfigError, match=r"stayed behind: found .*checkpoint-0+9, wanted at most checkpoint-0+4, .* move"):
+        restore(address, tmp_path / "new")
+    assert newest(tmp_path / "new") == 9
+    shutil.rmtree(tmp_path / "new" / "checkpoints" / "checkpoint-000000000009")
     restore(address, tmp_path / "new")
     assert newest(tmp_path / "new") == 4
 
@@ -414,6 +430,16 @@ def test_a_new_run_does_not_take_the_name_of_another(directory, store):
         check_new(store, directory.path)
 
 
+def test_a_store_on_a_disk_that_is_not_mounted_is_refused_and_not_created(directory, tmp_path):
+    store = f"file://{tmp_path}/mount/runs"
+    save(directory, 1)
+    with pytest.raises(ResourceError, match=r"No such file .*mount/runs"):
+        check_new(store, directory.path)
+    with pytest.raises(FileNotFoundError):
+        RunStore(copy_address(store, directory.path)).upload(directory, keep=3)
+    assert not (tmp_path / "mount").exists()
+
+
 def test_a_run_is_not_downloaded_into_a_folder_with_other_files(directory, store, tmp_path):
     RunStore(copy_address(store, directory.path)).upload(directory, keep=3)
     other = tmp_path / "home"
@@ -464,6 +490,7 @@ def test_a_store_in_a_folder_of_checkpoints_is_not_taken_for_the_checkpoints_of_
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     address = copy_address(f"{store}/checkpoints{folder}", directory.path)
+    (tmp_path / "bucket" / "runs" / "checkpoints").mkdir(parents=True)
     save(directory, 1)
     CheckpointStore(directory.checkpoints, keep=3).save_best(checkpoint(1))
     RunStore(address).upload(directory, keep=3)
@@ -556,6 +583,13 @@ def test_one_process_at_a_time_downloads_to_the_cache(directory, store, tmp_path
         assert len(downloads) == 1
 
 
+def test_a_cache_that_cannot_be_written_is_one_error(tmp_path, store, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ResourceError, match=r"the cache cannot be written: found Not a directory .*; set XDG_CACHE_HOME"):
+        fetch_results(f"{store}/s1")
+
+
 def test_records_are_fetched_without_checkpoints(directory, store, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     address = copy_address(store, directory.path)
@@ -615,6 +649,10 @@ def test_an_s3_server_keeps_a_run_and_a_server_that_is_away_is_one_error(directo
     assert restore_missing(store, directory.path, warn=pytest.fail)
     assert newest(directory.path) == 3
     assert [path.name for path in directory.checkpoints.iterdir()] == ["checkpoint-000000000003"]
+    with pytest.raises(ResourceError, match="bucket does not exist"):
+        check_new("s3://mistyped/runs", directory.path)
+    with pytest.raises(FileNotFoundError):
+        RunStore(copy_address("s3://mistyped/runs", directory.path)).upload(directory, keep=2)
     server.stop()
     with pytest.raises(ResourceError, match="the store cannot be used"):
         restore(copy.address, directory.path / "other")

@@ -173,6 +173,21 @@ def test_mlflow_gets_settings_and_curves_and_those_of_the_time_without_a_server(
     assert [tag["key"] for tag in run["data"]["tags"]] == [RUN_TAG], "the setting is back at its first value"
 
 
+@needs("mlflow")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_mlflow_gets_names_that_it_takes(tmp_path, monkeypatch):
+    weights = {"env.kwargs.weights.x>0": 1, "env.kwargs.weights.x<0": 2}
+    with mlflow_server() as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+        for settings in (weights, weights, {"env.kwargs.weights.x>0": 3}):
+            tracker = REMOTE["mlflow"](tracked(tmp_path, **settings))
+        tracker.write([Point(env_steps=1, unix_seconds=1e9, values={"train/KL(p,q)": 1.0, f"train//{'x' * 300}": 2.0})])
+        (data,) = (run["data"] for run in server.runs)
+    assert [entry["key"] for entry in data["metrics"]] == ["train/KL_p_q_", f"train/{'x' * 243}"]
+    assert [entry["value"] for entry in data["params"] if entry["key"] == "env.kwargs.weights.x_0"] == ["2"]
+    assert [(tag["key"], tag["value"]) for tag in data["tags"][1:]] == [("changed.env.kwargs.weights.x_0", "3")]
+
+
 def wandb_records(folder):
     """The records of all files of W&B under a run directory, which have the format of LevelDB's log."""
     from wandb.proto.wandb_internal_pb2 import Record

@@ -485,7 +485,7 @@ def test_a_run_that_goes_on_without_a_checkpoint_keeps_its_id():
     """Killed in its first minute in a pod that names the preset each time: its actors know the run, and must not be refused."""
     first = begun()[0].settings.run.id
     assert with_run_id(parse(["--config", "cartpole", "--run-dir", "run", "--resume-if-found"], {})).settings.run.id == first
-    Path("run/config.yaml").write_text("env: {}\n")
+    Path("run/config.yaml").write_text("run: {}\nlog: {}\n")
     assert with_run_id(parse(["--config", "cartpole", "--run-dir", "run", "--resume"], {})).settings.run.id not in ("", first)
 
 

@@ -74,7 +74,7 @@ def test_an_unknown_option_is_one_line_and_exit_code_2(capsys):
 
 def test_a_run_goes_on_with_its_own_settings(tmp_path):
     """To resume by hand, the folder is enough: its config.yaml holds the settings."""
-    (tmp_path / "config.yaml").write_text("env: {num_envs: 3}\nrun: {id: that-run}\n")
+    (tmp_path / "config.yaml").write_text("run: {id: that-run}\nenv: {num_envs: 3}\nlog: {}\n")
     resumed = parse(["--resume", "--run-dir", str(tmp_path)], {}).settings
     assert (resumed.env.num_envs, resumed.run.id) == (3, "that-run")
 
@@ -83,7 +83,7 @@ def test_a_run_goes_on_only_if_it_is_found(tmp_path):
     """A pod starts with the same words for the first and for the tenth time; its volume makes the difference."""
     words = ["--config", "cartpole", "--resume-if-found", "--run-dir", str(tmp_path)]
     assert not parse(words, {}).resume
-    (tmp_path / "config.yaml").write_text("env: {num_envs: 3}\n")
+    (tmp_path / "config.yaml").write_text("run: {}\nenv: {num_envs: 3}\nlog: {}\n")
     assert parse(words, {}).resume
     assert parse(words, {}).settings.env.num_envs == parse(["--config", "cartpole"], {}).settings.env.num_envs
     assert parse(words[2:], {}).settings.env.num_envs == 3

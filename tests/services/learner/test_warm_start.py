@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
@@ -9,8 +11,10 @@ from common.algorithms.registry import build_algorithm
 from common.envs.trial import spec_of
 from common.errors import ConfigError, ResourceError
 from common.models.snapshot import ParameterLayout, digest
+from common.replay.blocks import Segment
 from common.runtime.checkpoint_files import Checkpoint
 from common.runtime.checkpoints import CheckpointStore
+from common.runtime.run_directory import SEGMENTS
 from services.learner.resume import _load_initial_weights, open_state
 from services.learner.startup import open_directory, parse, with_run_id
 
@@ -33,7 +37,7 @@ def learner(preset, *words, seed=1):
     return invocation, build_algorithm(settings.algorithm, model=settings.model, env=env, seed=seed), env
 
 
-def saved(preset, *words, seed=7, state=None):
+def saved(preset, *words, seed=7, state=None, segments=()):
     """Save a checkpoint of a run and return its path and its algorithm."""
     _, algorithm, _ = learner(preset, *words, seed=seed)
     with torch.no_grad():
@@ -46,6 +50,7 @@ def saved(preset, *words, seed=7, state=None):
         architecture=ParameterLayout.of(algorithm.model).fingerprint,
         counters={"record": {}, "session": {}},
         state=state or algorithm.state_dict(),
+        segments=segments,
     )
     directory = open_directory(learner(preset, "--run-dir", "other")[0], [])
     return CheckpointStore(directory.checkpoints, keep=3).save(checkpoint), algorithm
@@ -67,6 +72,13 @@ def test_a_run_starts_with_the_weights_and_nothing_else(preset):
     assert digest(algorithm.model) == digest(source.model)
     assert (record.env_steps, record.version, record.updates) == (0, 0, 0)
     assert record.run_id != "other"
+
+
+def test_the_replay_memory_of_the_other_run_is_not_needed():
+    place, source = saved("cartpole-dqn", segments=[Segment(key="k", parts=[memoryview(b"frames")])])
+    shutil.rmtree(place.parent / SEGMENTS)
+    _, _, algorithm, _ = opened("cartpole-dqn", f"run.init={place}")
+    assert digest(algorithm.model) == digest(source.model)
 
 
 def test_the_value_head_of_ppo_comes_with_the_units_that_it_was_trained_in():

@@ -132,6 +132,13 @@ def test_a_row_that_a_kill_cut_short_is_left_out(tmp_path, write_run, cut):
         ({"config.yaml": "a: [1"}, "no valid YAML"),
         ({"config.yaml": "- 1"}, "no mapping"),
         ({"config.yaml": "run: {seed: 1}", "summary.json": "{"}, "cannot be read"),
+        ({"config.yaml": "run: {seed: abc}"}, "'abc'"),
+        ({"config.yaml": "target: {mean100: abc}"}, "not str"),
+        ({"config.yaml": "run: {}", "summary.json": '{"env_steps": null}'}, "NoneType"),
+        ({"config.yaml": "run: {}", "summary.json": '{"env_steps": "9"}'}, "'str'"),
+        ({"config.yaml": "run: {}", "summary.json": '{"last_evaluation": [1]}'}, "'list'"),
+        ({"config.yaml": "run: {}", "settings_changed.json": "[1]"}, "'int'"),
+        ({"config.yaml": "run: {}", "settings_changed.json": '[{"settings": ["a was 1"]}]'}, "env_steps"),
     ],
 )
 def test_a_path_without_a_run_is_one_error(tmp_path, files, hint):

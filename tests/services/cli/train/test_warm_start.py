@@ -42,6 +42,12 @@ def test_it_says_so_where_nothing_differs(other):
     assert "env and model are the same there" in describe(find_checkpoint(other), settings)
 
 
+def test_settings_that_are_lost_are_not_compared(other):
+    (other / "config.yaml").write_text("")
+    place = find_checkpoint(other)
+    assert describe(place, load_settings(preset="cartpole", environ={}).settings) == f"starts with the weights of {place}"
+
+
 @pytest.mark.parametrize(("name", "hint"), [("nowhere", "no run in"), ("begun", "no checkpoint in")])
 def test_a_path_without_weights_is_refused(tmp_path, write_run, name, hint):
     write_run(tmp_path / "begun")
