@@ -14,12 +14,12 @@ from pathlib import Path
 from common.conditions import DEFAULT
 from common.config.layers import Tree, parse_yaml
 from common.config.load import LoadedSettings, read_text
-from common.config.schema import Settings
 from common.config.sections import as_run_name
 from common.errors import ConfigError, ResourceError
 from common.runtime.disk import DISK, PARTIAL, Disk, write_atomically
 
 TENSORS, MANIFEST, SEGMENTS = "tensors.safetensors", "manifest.json", "segments"  # names in a checkpoint, and beside it
+LAST = "log"  # section of config.yaml, as every version has written it
 DEPTH = 3  # of folders below a named one in which runs are found: a folder of series holds folders of runs
 
 
@@ -91,11 +91,11 @@ def is_config_of_a_run(source: str) -> bool:
 
 def read_config(directory: RunDirectory) -> Tree:
     """Return the values of a run's config.yaml. Raises `ConfigError` where it is cut: lost sections would have defaults."""
-    source, last = str(directory.config), list(Settings.model_fields)[-1]
+    source = str(directory.config)
     values: Tree = parse_yaml(read_text(source, what="the run's configuration", wanted="a readable file"), source=source)
-    if not isinstance(values, dict) or not isinstance(values.get("run"), dict) or last not in values:
+    if not isinstance(values, dict) or not isinstance(values.get("run"), dict) or LAST not in values:
         found, fix = f"not all sections in {source}", "replace it by a copy of the file"
-        raise ConfigError("config.yaml of the run is cut", found=found, wanted=f"those from run to {last}", fix=fix)
+        raise ConfigError("config.yaml of the run is cut", found=found, wanted=f"those from run to {LAST}", fix=fix)
     return values
 
 
