@@ -4,6 +4,7 @@ import multiprocessing
 
 import pytest
 
+from benchmarks import lockstep
 from benchmarks.lockstep import Case, Pair, loaded, report
 
 pytestmark = pytest.mark.system
@@ -19,20 +20,29 @@ def summary(**changes):
 
 @pytest.mark.parametrize(
     ("second", "agree"),
-    [({}, True), ({"parameters_sha256": "cd" * 32}, False), ({"reproducible": False}, False)],
+    [({}, True), ({"parameters_sha256": "cd" * 32}, False), ({"reproducible": False}, False), ({"learner_updates": 0}, False)],
 )
 def test_runs_agree_by_their_hashes_and_only_where_lockstep_held(second, agree):
     """Equal by luck is not equal by promise."""
     pair = Pair(case=CASE, summaries=[summary(), summary(**second)])
     assert pair.agree == agree
     page = report([pair])
-    assert "`rookery train pong run.mode=lockstep actor.count=3 target.env_steps=9` | 4 | 1,234 | 1.50 | 0 | `abab" in page
+    assert "`rookery train pong run.mode=lockstep actor.count=3 target.env_steps=9` | 4" in page
+    assert " | 1,234 | 1.50 | 0 | `abab" in page
     assert f"{int(agree)} of 1 pairs agree" in page
 
 
 def test_no_run_without_a_hash_agrees():
     """A run that was killed left none."""
     assert not Pair(case=CASE, summaries=[summary(parameters_sha256=None)] * 2).agree
+
+
+@pytest.mark.parametrize(("kills", "code"), [({"learner": 12, "actor": 8}, 0), ({"learner": 10, "actor": 9}, 1), ({}, 1)])
+def test_a_run_that_ended_before_all_its_kills_shows_nothing(kills, code, monkeypatch):
+    ledger = {"dropped": {"rolled_back": 3}}
+    pair = Pair(case=CASE, summaries=[summary(ledger=ledger)] * 2, kills=kills)
+    monkeypatch.setattr(lockstep, "run_killed_beside", lambda *_: pair)
+    assert lockstep.main(["--kills", "20"]) == code
 
 
 def test_the_load_ends_with_the_runs():
