@@ -15,6 +15,8 @@ import json
 import multiprocessing
 import os
 import random
+import signal
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -175,6 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder for the page, such as benchmarks/results")
     parser.add_argument("--kills", type=int, default=0, help="compare a run that is left alone with one of so many kills")
     options = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no process behind
     if options.kills:
         pairs = [run_killed_beside(case, options.kills) for case in KILLED_CASES]
         text, page = killed_report(pairs), "lockstep-killed.md"

@@ -1,11 +1,14 @@
 """The lockstep benchmark without its runs: when two runs agree, what the page says, and that the load comes and goes."""
 
 import multiprocessing
+import signal
 
 import pytest
 
-from benchmarks import lockstep
+from benchmarks import killed, lockstep, resume
 from benchmarks.lockstep import Case, Pair, loaded, report
+from services.cli.train.exit_with_parent import wrapper
+from services.cli.train.ports import Ports
 
 pytestmark = pytest.mark.system
 
@@ -43,6 +46,25 @@ def test_a_run_that_ended_before_all_its_kills_shows_nothing(kills, code, monkey
     pair = Pair(case=CASE, summaries=[summary(ledger=ledger)] * 2, kills=kills)
     monkeypatch.setattr(lockstep, "run_killed_beside", lambda *_: pair)
     assert lockstep.main(["--kills", "20"]) == code
+    with pytest.raises(SystemExit, match="143"):  # a second run is not left to itself at SIGTERM
+        signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)
+
+
+def test_services_do_not_outlive_the_benchmark(tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr("subprocess.Popen", lambda command, **_: commands.append(command))
+    with Ports() as ports:
+        group = killed.Services("cartpole", tmp_path / "run", (), 1, ports)
+        for name in group.names:
+            group.start(name)
+    assert [command[: len(wrapper())] for command in commands] == [wrapper()] * 2
+
+
+def test_a_resume_ends_with_its_services_at_sigterm(monkeypatch):
+    monkeypatch.setattr(resume, "measured", lambda _: ())
+    assert resume.main(["--seeds", "1"]) == 0
+    with pytest.raises(SystemExit, match="143"):
+        signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)
 
 
 def test_the_load_ends_with_the_runs():

@@ -94,6 +94,5 @@ def test_a_missed_goal_is_printed_and_is_the_exit_code(changes, sentences, monke
     monkeypatch.setattr(soak, "deployed", lambda _: nullcontext(deployment))
     monkeypatch.setattr(soak, "soak", lambda *_, **__: (known["taken"], {}))
     monkeypatch.setattr(soak, "close_books", lambda *_, **__: known["books"])
-    monkeypatch.setattr(soak.signal, "signal", lambda *_: None)
     assert soak.main(["--csv", str(tmp_path / "soak.csv")]) == bool(sentences)
     assert [line[10:] for line in capsys.readouterr().out.splitlines() if line.startswith("- MISSED: ")] == sentences
