@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from common.units import Seconds
+from services.cli.train import exit_with_parent
 from services.cli.train.ports import Ports
 
 POLL: Seconds = 0.02
@@ -63,7 +64,11 @@ class Services:
         log = self.run_dir.with_name(f"{self.run_dir.name}-{name}.log")
         with log.open("ab") as output:
             self._running[name] = subprocess.Popen(
-                [sys.executable, "-m", *words], stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True
+                [*exit_with_parent.wrapper(), sys.executable, "-m", *words],
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
 
     def kill(self, name: str) -> None:

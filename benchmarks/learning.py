@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from common.config.load import ENV_PREFIX, find_preset
 from common.models.arithmetic import CPU, native
 from common.runtime.run_directory import RunDirectory
 from services.cli.series.run import is_finished
+from services.cli.train import exit_with_parent
 
 RESULTS = Path(__file__).parent / "results"
 ROWS, PAGE = "learning.jsonl", "learning.md"
@@ -41,6 +43,7 @@ COLUMNS = (
     "seed", "holds", "env steps", "minutes", "mean100", "greedy evaluation", "env steps/s", "policy lag", "ledger", "date",
     "commit",
 )  # fmt: skip
+WRITTEN = ("benchmarks/results", "docs/results.md")  # by benchmarks, also between the runs of one command
 SEEDS = (1, 2, 3)
 CURVE_POINTS = 60  # of each run's curve that are kept
 Row = Mapping[str, Any]
@@ -124,8 +127,8 @@ CLAIMS = (
 )
 
 
-def main() -> None:
-    """Train and keep the rows, or only render the page."""
+def main() -> int:
+    """Train and keep the rows, or only render the page; exit code 1 where a run left no row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("presets", nargs="*", default=[])
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
@@ -136,10 +139,13 @@ def main() -> None:
     options = parser.parse_args()
     if not (options.presets or options.render):
         parser.error("name presets, or --render")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no run and no folder behind
+    failed = 0
     for preset in options.presets:
         for seed in options.seeds:
             row = record(preset, seed, options.set, note=options.note, curves=options.results)
             if row is None:
+                failed += 1
                 sys.stderr.write(
                     f"{preset}, seed {seed}: no row is kept, because the run ended before its target and its budget\n"
                 )
@@ -148,6 +154,7 @@ def main() -> None:
     text = page(kept(options.results / ROWS))
     (options.results / PAGE).write_text(text)
     print(text)
+    return 1 if failed else 0
 
 
 def record(preset: str, seed: int, overrides: Sequence[str], *, note: str, curves: Path) -> Row | None:
@@ -155,6 +162,7 @@ def record(preset: str, seed: int, overrides: Sequence[str], *, note: str, curve
 
     The curve of a claim on a single seed is drawn into the folder `curves`.
     """
+    commit = tree()
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder) / "run")
         try:
@@ -163,17 +171,20 @@ def record(preset: str, seed: int, overrides: Sequence[str], *, note: str, curve
             return None
         if not is_finished(directory.path, overrides=(), environ={}):
             return None
-        if preset.startswith("breakout") and directory.learning_curve_png.is_file():
+        if preset.startswith("breakout") and not overrides and directory.learning_curve_png.is_file():
             shutil.copy(directory.learning_curve_png, curves / f"{preset}-{seed}.png")
-        return ended(directory, preset, overrides, exit_code=code, note=note)
+        return ended(directory, preset, overrides, exit_code=code, note=note, commit=commit)
 
 
-def ended(directory: RunDirectory, preset: str, overrides: Sequence[str], *, exit_code: int, note: str) -> Row:
-    """Return the row of a run that has ended, from its files; `overrides` are those that it had, but for its seed."""
+def ended(directory: RunDirectory, preset: str, overrides: Sequence[str], *, exit_code: int, note: str, commit: str) -> Row:
+    """Return the row of a run that has ended, from its files; `overrides` are those that it had, but for its seed.
+
+    `commit` is the `tree` before the run.
+    """
     with directory.learning_curve_csv.open(newline="") as file:
         curve = list(csv.DictReader(file))
     now = datetime.now(UTC).date().isoformat()
-    about = {"exit_code": exit_code, "note": note, "machine": machine(), "commit": _commit(), "date": now}
+    about = {"exit_code": exit_code, "note": note, "machine": machine(), "commit": commit, "date": now}
     summary = json.loads(directory.summary.read_text())
     return row_of(summary, curve, preset=preset, overrides=overrides) | about
 
@@ -183,7 +194,8 @@ def train(preset: str, seed: int, run_dir: Path, overrides: Sequence[str]) -> di
 
     Raises `FileNotFoundError` where the run failed before it had one.
     """
-    words = [sys.executable, "-m", "services.cli", "train", preset, *overrides, "--seed", str(seed), "--run-dir", str(run_dir)]
+    words = [*exit_with_parent.wrapper(), sys.executable, "-m", "services.cli", "train", preset, *overrides]
+    words += ["--seed", str(seed), "--run-dir", str(run_dir)]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}  # they would change the run
     code = subprocess.run(words, check=False, stdout=sys.stderr, env=environ).returncode
     summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
@@ -336,14 +348,18 @@ def machine() -> str:
     return f"{os.cpu_count()} cores ({model}{lacks}), {gpu}, Python {platform.python_version()}"
 
 
-def _commit() -> str:
-    """Return the short hash of this tree, with + where it has changes; "unknown" outside a checkout."""
+def tree(root: Path = RESULTS.parents[1]) -> str:
+    """Return the short hash of this tree, with + where more than its results was changed; "unknown" outside a checkout."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+
     try:
-        words = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
-        return subprocess.run(words, cwd=RESULTS.parent, check=True, capture_output=True, text=True).stdout.strip()
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", *(f":!{path}" for path in WRITTEN))
+        return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -4,7 +4,8 @@
     python -m benchmarks.lockstep --kills 20 --out benchmarks/results
 
 Each case runs twice beside processes that take CPU time at random; only the first run has an evaluator. With `--kills` the second
-run is one in which learner and actors are killed that often at random moments (SIGKILL). Exit code 1 where two hashes differ.
+run is one in which learner and actors are killed that often at random moments (SIGKILL). Exit code 1 where two hashes differ,
+where a run did not train, or ended before it was killed so often.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import json
 import multiprocessing
 import os
 import random
+import signal
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -70,9 +73,10 @@ class Pair:
 
     @property
     def agree(self) -> bool:
-        """Return whether the runs ended reproducibly with equal weights."""
+        """Return whether the runs trained, and ended reproducibly with equal weights."""
         hashes = {summary["parameters_sha256"] for summary in self.summaries}
-        return len(hashes) == 1 and None not in hashes and all(summary["reproducible"] for summary in self.summaries)
+        trained = all(summary["reproducible"] and summary["learner_updates"] for summary in self.summaries)
+        return len(hashes) == 1 and None not in hashes and trained
 
 
 def run_twice(case: Case) -> Pair:
@@ -173,6 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder for the page, such as benchmarks/results")
     parser.add_argument("--kills", type=int, default=0, help="compare a run that is left alone with one of so many kills")
     options = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no process behind
     if options.kills:
         pairs = [run_killed_beside(case, options.kills) for case in KILLED_CASES]
         text, page = killed_report(pairs), "lockstep-killed.md"
@@ -182,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(text)
     if options.out:
         (options.out / page).write_text(text)
-    return 0 if all(pair.agree for pair in pairs) else 1
+    return 0 if all(pair.agree and sum(pair.kills.values()) >= options.kills for pair in pairs) else 1
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -125,6 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--out", type=Path, help="folder for resume.md, such as benchmarks/results")
     options = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no process behind
     rows = []
     for seed in options.seeds:
         for row in measured(seed):

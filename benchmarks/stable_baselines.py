@@ -81,6 +81,8 @@ def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: S
             raise ConfigError(f"theirs has no {key}", found=found, wanted=plain, fix="name another --preset")
     same = (*overrides, *COMPARED[named].same)
     settings = load_settings(preset=preset, overrides=same, environ={}).settings
+    if isinstance(settings.algorithm, TD3Settings):
+        _gradient_steps(settings.algorithm)
     theirs: dict[int, list[float]] = {threads: [] for threads in sorted({1, cores()}, reverse=True)}
     ours = []
     for _ in range(repeats):
@@ -129,6 +131,15 @@ def stable_baselines3(settings: Settings, *, threads: int, seconds: Seconds) -> 
     return clock.rate
 
 
+def _gradient_steps(algorithm: TD3Settings) -> int:
+    """Return the gradient steps for each env step, of ours and of theirs. Raises `ConfigError` where they are no whole number."""
+    steps = algorithm.samples_per_insert / algorithm.minibatch
+    if steps < 1 or steps % 1:
+        fact, fix = "theirs takes whole gradient steps for each env step", "change algorithm.samples_per_insert"
+        raise ConfigError(fact, found=steps, wanted="a whole number, at least 1", fix=fix)
+    return int(steps)
+
+
 def _td3(settings: Settings) -> Any:
     algorithm = settings.algorithm
     assert isinstance(algorithm, TD3Settings)
@@ -144,7 +155,7 @@ def _td3(settings: Settings) -> Any:
         tau=algorithm.target_rate,
         gamma=algorithm.gamma,
         train_freq=1,
-        gradient_steps=round(algorithm.samples_per_insert / algorithm.minibatch),
+        gradient_steps=_gradient_steps(algorithm),
         action_noise=noise.NormalActionNoise(still, still + algorithm.exploration_noise),
         policy_delay=algorithm.policy_delay,
         target_policy_noise=algorithm.target_noise,

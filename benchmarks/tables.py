@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.learning import RESULTS, ROWS, SEEDS, Row, ended, fingerprint, keep, kept, not_run, older_policy
+from benchmarks.learning import RESULTS, ROWS, SEEDS, Row, ended, fingerprint, keep, kept, not_run, older_policy, tree
 from common.algorithms.sections import ReplaySection
 from common.config.layers import leaves
 from common.config.load import load_settings
@@ -208,7 +208,7 @@ def run(jobs: Sequence[Job], trainer: TrainProcesses, *, runs: Path, results: Pa
             job.require_same_settings(runs / job.name)
 
     def do(job: Job) -> bool:
-        path, preset, code = runs / job.name, job.comparison.preset, 0
+        path, preset, code, commit = runs / job.name, job.comparison.preset, 0, tree()
         if not is_finished(path, overrides=job.overrides, environ={}):
             if trainer.stopped:
                 return False
@@ -219,7 +219,7 @@ def run(jobs: Sequence[Job], trainer: TrainProcesses, *, runs: Path, results: Pa
             print(f"{job.name}: not finished, exit code {code}", flush=True)
             return False
         job.require_same_settings(path)  # ROOKERY_ variables may have changed some
-        keep(results, ended(RunDirectory(path), preset, job.comparison.overrides, exit_code=code, note=note))
+        keep(results, ended(RunDirectory(path), preset, job.comparison.overrides, exit_code=code, note=note, commit=commit))
         return True
 
     with ThreadPoolExecutor(parallel) as pool:

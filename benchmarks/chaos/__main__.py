@@ -62,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--short", action="store_true", help="a small part of each storm, in shared deployments")
     parser.add_argument("--write", action="store_true", help=f"keep the table in {RESULTS.name}")
     options = parser.parse_args(argv)
+    if options.write and options.short:
+        parser.error("--write keeps whole storms, and --short performs a part of each")
     chosen = [storm for storm in STORMS if (storm.name in options.only if options.only else storm.short or not options.short)]
     rows: list[Row] = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no process and no mount behind

@@ -2,7 +2,7 @@
 
 Without keys each connection is a plain TCP socket that sends a ZMTP greeting and messages whatever the learner answers;
 with keys the messages come from sockets whose key the learner accepts. `--dry` sends them to a listener of this process, so that
-the same CPU time is spent beside the learner and nothing reaches it. Prints the messages sent and the CPU share at the end.
+the same CPU time is spent beside the learner and nothing reaches it. Prints messages written, seconds and CPU share at the end.
 """
 
 from __future__ import annotations
@@ -45,24 +45,40 @@ def zmtp(frames: Frames) -> bytes:
 class Plain:
     """Connections without keys, a new one for each `BURST` of messages."""
 
-    def __init__(self, endpoint: str) -> None:
-        """Connect with the first message."""
+    def __init__(self, endpoint: str, *, door: bool = False) -> None:
+        """Connect with the first message; `door`: the learner has keys, and ends each connection without a READY."""
         address = parse_endpoint(endpoint)
-        self._address, self._socket, self._sent = (address.host, address.port), None, 0
+        self._address, self._sent, self._door = (address.host, address.port), 0, door
+        self._socket: socket.socket | None = None
 
     def send(self, frames: Frames) -> None:
-        """Write one message, and begin a new connection where the last one was closed or has had its share."""
-        if self._socket is None:
-            self._socket, self._sent = socket.create_connection(self._address, timeout=1.0), 0
-            self._socket.sendall(GREETING + READY)
+        """Write one message, over a new connection where the last one failed or has had its share. Raises OSError."""
         try:
+            if self._socket is None:
+                self._socket, self._sent = socket.create_connection(self._address, timeout=10.0), 0
+                self._socket.sendall(GREETING + READY)
+                if not self._door:  # libzmq ends most connections whose messages arrive before its READY has left
+                    self._read(len(GREETING + READY))
             self._socket.sendall(zmtp(frames))
             self._sent += 1
+            if self._sent >= BURST:
+                self._socket.shutdown(socket.SHUT_WR)
+                self._read()  # closed with unread input, the connection would be reset, and its last messages lost
+                self._close()
         except OSError:
-            self._sent = BURST
-        if self._sent >= BURST:
+            self._close()
+            raise
+
+    def _read(self, count: int = -1) -> None:
+        """Read `count` bytes, or up to the end of the connection."""
+        assert self._socket is not None
+        with self._socket.makefile("rb") as answers:
+            answers.read(count)
+
+    def _close(self) -> None:
+        if self._socket is not None:
             self._socket.close()
-            self._socket = None
+        self._socket = None
 
     def target(self) -> Target:
         """Return a target without facts of the run: an unauthenticated sender receives none."""
@@ -89,36 +105,38 @@ class Keyed:
             self._target = messages.learned(self._target, self._sockets[0].recv_multipart())
 
     def send(self, frames: Frames) -> None:
-        """Send one message over the next connection, and read its pending answers if this connection reads at all."""
+        """Send one message over the next connection, after its answers were read if it reads at all. Raises `zmq.Again`."""
         self._turn = (self._turn + 1) % CONNECTIONS
         dealer = self._sockets[self._turn]
-        with contextlib.suppress(zmq.Again):
-            dealer.send_multipart(frames)
         while self._turn % 2 == 0 and dealer.poll(0):
             dealer.recv_multipart()
+        dealer.send_multipart(frames)
 
     def target(self) -> Target:
         """Return the target, as far as the learner's Welcome describes it."""
         return self._target
 
 
-def flood(send: Callable[[Frames], None], source: Iterator[Frames], *, count: int, rate: float) -> None:
-    """Send `count` messages, `rate` per second on average."""
-    began, sent = time.monotonic(), 0
-    while sent < count:
-        for _ in range(max(0, min(count, round((time.monotonic() - began) * rate)) - sent)):
-            with contextlib.suppress(OSError):
+def flood(send: Callable[[Frames], None], source: Iterator[Frames], *, count: int, rate: float) -> int:
+    """Try to send `count` messages, `rate` per second on average; return how many were written."""
+    began, tried, written = time.monotonic(), 0, 0
+    while tried < count:
+        for _ in range(max(0, min(count, round((time.monotonic() - began) * rate)) - tried)):
+            with contextlib.suppress(OSError, zmq.Again):
                 send(next(source))
-            sent += 1
+                written += 1
+            tried += 1
         time.sleep(0.01)
+    return written
 
 
 def _listener() -> str:
-    """Accept connections and discard their input, in the background; returns the endpoint."""
+    """Accept connections, answer their greeting and discard their input, in the background; returns the endpoint."""
     server = socket.create_server(("127.0.0.1", 0), backlog=512)
 
     def discard(connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection:
+            connection.sendall(GREETING + READY)
             while connection.recv(1 << 16):
                 pass
 
@@ -131,7 +149,7 @@ def _listener() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Flood until the count is reached; prints "begun" at the start, then seconds and CPU share."""
+    """Flood until the count is reached; prints "begun" at the start, then messages written, seconds and CPU share."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("endpoint")
     parser.add_argument(
@@ -143,13 +161,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", required=True)
     parser.add_argument("--dry", action="store_true")
     options = parser.parse_args(argv)
-    sender = Keyed(options.endpoint, options.keys) if options.inside else Plain(options.endpoint)
+    door = bool(options.keys)
+    sender = Keyed(options.endpoint, options.keys) if options.inside else Plain(options.endpoint, door=door)
     source = messages.flood(random.Random(options.seed), sender.target)  # noqa: S311  seeded
     print("begun", flush=True)
     began, spent = time.monotonic(), sum(os.times()[:2])
-    flood(Plain(_listener()).send if options.dry else sender.send, source, count=options.count, rate=options.rate)
+    send = Plain(_listener(), door=door).send if options.dry else sender.send
+    written = flood(send, source, count=options.count, rate=options.rate)
     took = time.monotonic() - began
-    print(f"{took:.2f} {(sum(os.times()[:2]) - spent) / took:.3f}", flush=True)
+    print(f"{written} {took:.2f} {(sum(os.times()[:2]) - spent) / took:.3f}", flush=True)
     os._exit(0)  # unread sockets must not delay the exit
 
 

@@ -19,6 +19,7 @@ from common.units import Seconds
 PLAIN, NO_BOOKS = Setup(), Books()
 LIMIT: Seconds = 180.0  # for flow to come back
 FLOW_GOAL: Seconds = 3.0
+MEMORY_GOAL = 32.0  # MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class Storm:
     needs: Callable[[], str] = str  # why it cannot be done here; "" where it can
     rate_goal: float | None = None  # least honest rate during / before
     flow_goal: Seconds = FLOW_GOAL  # most for the median of the times until experience flows again
+    memory_goal: float = MEMORY_GOAL  # most MiB by which the learner's RSS grows
     short: bool = True  # part of the short form
 
 

@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
-from benchmarks.chaos.storm import FLOW_GOAL, Row
+from benchmarks.chaos.storm import FLOW_GOAL, MEMORY_GOAL, Row
 from benchmarks.learning import machine
 from common.units import Seconds
 
 FLOW_WORST: Seconds = 10.0
 LOG_BYTES = 1_000_000  # per minute
+DESCRIPTORS = 5  # most that a learner holds more than before: its workers connect again before their old connections end
 RESULTS = Path(__file__).parents[1] / "results" / "chaos.md"
 COLUMNS = (
     "storm", "seconds", "env steps stepped", "trained", "dropped", "unseen", "unaccounted", "learner exits", "worker exits",
@@ -33,6 +34,8 @@ def faults(row: Row) -> list[str]:
         found.append(f"{row.worker_exits} workers ended by themselves")
     if not all(math.isfinite(seconds) for seconds in row.flow_back):
         found.append("flow did not come back")
+    if row.before and row.after and row.after.descriptors > row.before.descriptors + DESCRIPTORS:
+        found.append(f"descriptors {_change(row, 'descriptors')}")
     return found
 
 
@@ -45,6 +48,8 @@ def slow(row: Row) -> list[str]:
         found.append(f"flow back {_flow(row)} s")
     if row.log_bytes_per_minute > LOG_BYTES:
         found.append(f"{row.log_bytes_per_minute / 1000:,.0f} KB of log per minute")
+    if row.before and row.after and row.after.rss_mib > row.before.rss_mib + row.storm.memory_goal:  # of a backlog, too
+        found.append(f"learner RSS {_memory(row)} MiB")
     goal = row.storm.rate_goal
     if goal is not None and row.rate_during < goal * row.rate_before:
         found.append(f"honest rate {row.rate_during / row.rate_before:.0%} of before, wanted {goal:.0%}")
@@ -85,11 +90,12 @@ def page(rows: Sequence[Row], *, command: str, names: Sequence[str] = (), before
 
 Goals: 0 learner exits that the storm did not cause, 0 workers ended by themselves, 0 unaccounted env steps, flow back within
 {FLOW_GOAL:g} s (median, unless the storm says another) and {FLOW_WORST:g} s (worst), log below {LOG_BYTES / 1e6:g} MB per minute,
-honest rate as the storm says.
+honest rate as the storm says; after it at most {DESCRIPTORS} descriptors more, and {MEMORY_GOAL:g} MiB of RSS (unless the storm
+says another).
 
 | {" | ".join(COLUMNS)} |
 |{"---|" * len(COLUMNS)}"""
-    again = "Each row alone: `python -m benchmarks.chaos --only NAME --seed N`, with the seed of the command above."
+    again = "Each row alone: `python -m benchmarks.chaos --only NAME --seed N`, with the seed of the row, 1 where it has none."
     earlier = [line for line, name in remarks.items() if name in kept]
     return "\n".join([head, *table, "", again, "", *earlier, *_remarks(rows)]) + "\n"
 
@@ -98,8 +104,9 @@ def _cells(row: Row) -> str:
     if row.skipped:
         return f"| {row.storm.name}: {row.storm.what} |" + " |" * (len(COLUMNS) - 2) + f" skipped: {row.skipped} |"
     books, missed = row.books, faults(row) + slow(row)
+    storm = f"{row.storm.name}: {row.storm.what} (seed {row.seed}, {datetime.now(UTC):%Y-%m-%d})"
     cells = [
-        f"{row.storm.name}: {row.storm.what}", f"{row.seconds:.0f}", f"{books.stepped:,}", f"{books.trained:,}",
+        storm, f"{row.seconds:.0f}", f"{books.stepped:,}", f"{books.trained:,}",
         f"{books.dropped:,}", f"{books.unseen}", f"{books.unaccounted}", f"{row.learner_exits}", f"{row.worker_exits}",
         _flow(row), _rates(row), _memory(row), _change(row, "descriptors"), _change(row, "threads"),
         f"{row.log_bytes_per_minute / 1000:,.0f}", "; ".join(missed) if missed else "passed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import contextmanager
 
 import pytest
@@ -32,6 +33,14 @@ class Watched:
         if self.settings.evaluator.enabled:
             growth[EVALUATOR] = {CPU: 0.1 * seconds, "rookery_evaluator_env_steps_total": 50.0 * seconds}
         return Window(seconds=seconds, growth=growth)
+
+
+@pytest.fixture(autouse=True)
+def sigterm():
+    """Remove the handler that a benchmark's `main` installs."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")

@@ -5,18 +5,26 @@ import math
 import random
 import socket
 import threading
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.chaos.__main__ import STORMS
+from benchmarks import keys_storm
+from benchmarks.chaos import flooder, floods
+from benchmarks.chaos.__main__ import STORMS, main
 from benchmarks.chaos.books import Books
 from benchmarks.chaos.kills import blows
 from benchmarks.chaos.measure import Usage
 from benchmarks.chaos.messages import Target, flood
 from benchmarks.chaos.proxy import Proxy
-from benchmarks.chaos.storm import Row
+from benchmarks.chaos.storm import Row, Scene
 from benchmarks.chaos.table import COLUMNS, faults, line, page, slow
 from common.protocol.messages import ArraySpec
+from common.transport.zmq import ZmqServer
 
 pytestmark = pytest.mark.system
 
@@ -72,6 +80,7 @@ def test_each_env_step_that_no_column_explains_is_counted(books, unaccounted):
         ({"books": Books(stepped=1)}, "1 env steps unaccounted"),
         ({"books": Books(note="the learner left no summary.json")}, "0 env steps unaccounted the learner left no summary.json"),
         ({"broken": ("3 of 2,000 connections with wrong keys got in",)}, "3 of 2,000 connections with wrong keys got in"),
+        ({"after": replace(USED, descriptors=26)}, "descriptors 20 to 26"),
     ],
 )
 def test_a_missed_goal_is_said(changes, sentence):
@@ -82,12 +91,23 @@ def test_a_missed_goal_is_said(changes, sentence):
     assert sentence in page([row(**changes)], command="python -m benchmarks.chaos")
 
 
+@pytest.mark.parametrize("changes", [{"after": replace(USED, descriptors=25, rss_mib=332.0)}, {"after": None}, {"before": None}])
+def test_a_learner_may_hold_a_little_more_or_have_ended(changes):
+    assert faults(row(**changes)) == slow(row(**changes)) == []
+
+
+def test_the_parts_of_a_message_without_an_end_may_be_kept():
+    unfinished = next(storm for storm in STORMS if storm.name == "unfinished")
+    assert slow(row(storm=unfinished, after=replace(USED, rss_mib=1_174.0))) == []
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"flow_back": (4.0, 4.0)}, "flow back 4.0 / 4.0 s"),
         ({"flow_back": (1.0, 1.0, 11.0)}, "flow back 1.0 / 11.0 s"),
         ({"log_bytes_per_minute": 1_200_000}, "1,200 KB of log per minute"),
+        ({"after": replace(USED, rss_mib=333.0)}, "learner RSS 300 / 310 / 333 MiB"),
         ({"rate_during": 94.0}, "honest rate 94% of before, wanted 95%"),
     ],
 )
@@ -104,6 +124,14 @@ def test_a_row_says_how_to_repeat_it_and_a_page_has_all_columns():
     table = [each for each in text.splitlines() if each.startswith("|")]
     assert {each.count("|") for each in table} == {len(COLUMNS) + 1}
     assert "1 of\n1 storms passed, 1 were skipped" in text
+    assert f"| {STORM.name}: {STORM.what} (seed 3, " in text
+
+
+def test_a_part_of_a_storm_is_not_kept(monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks.chaos.__main__.run", lambda *_, **__: pytest.fail("it began"))
+    with pytest.raises(SystemExit, match="2"):
+        main(["--short", "--write"])
+    assert "--short performs a part" in capsys.readouterr().err
 
 
 def test_a_page_keeps_the_rows_and_remarks_of_storms_that_did_not_run_this_time():
@@ -181,3 +209,93 @@ def exactly(connection, count):
         assert part, "the connection ended"
         data += part
     return data
+
+
+# --- floods ---
+
+
+def test_every_message_of_a_flood_without_keys_arrives():
+    """Four connections that are closed as soon as they have sent theirs."""
+    with closing(ZmqServer("tcp://127.0.0.1:0", linger=0.0)) as server:
+        sender = flooder.Plain(server.endpoint)
+        for number in range(4 * flooder.BURST):
+            sender.send([b"%d" % number])
+        arrived = itertools.takewhile(bool, (server.receive(10.0) for _ in range(4 * flooder.BURST)))
+        assert sorted(int(bytes(frames[0])) for _, frames in arrived) == list(range(4 * flooder.BURST))
+
+
+def test_a_flood_counts_the_messages_that_were_written(monkeypatch):
+    """A second passes between two looks at the clock; every third attempt fails."""
+    attempts = []
+
+    def send(frames):
+        attempts.append(frames)
+        if len(attempts) % 3 == 0:
+            raise ConnectionResetError
+
+    monkeypatch.setattr(flooder, "time", SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda _: None))
+    assert flooder.flood(send, itertools.repeat([b""]), count=10, rate=4.0) == 7
+    assert len(attempts) == 10
+
+
+class Calm:
+    """A deployment on a port where nobody listens; its actors flow where `flows`."""
+
+    def __init__(self, port=0, *, flows=True):
+        self.port, self.keys, self._flows = port, Path("keys"), flows
+
+    def mark(self):
+        return {"actor-0": 0}
+
+    def flowing(self, since, _seconds):
+        return dict.fromkeys(since, 0.0) if self._flows else {}
+
+    def read(self, _name):
+        return {floods.UNREADABLE: 3.0}
+
+    def until(self, happened, _what):
+        return happened()
+
+
+def scene(deployment=None):
+    """The short form of a storm's scene."""
+    return Scene(deployment=deployment or Calm(), chance=random.Random(1), short=True)
+
+
+@pytest.mark.parametrize(
+    ("arrived", "door", "broken"),
+    [
+        (90, False, []),
+        (89, False, ["89 of 100 messages arrived"]),
+        (0, True, []),
+        (1, True, ["1 of 100 messages without a key arrived"]),
+    ],
+)
+def test_a_flood_that_does_not_arrive_shows_nothing(arrived, door, broken):
+    """At the door, without a key, none may."""
+    flooded = scene()
+    floods.judge(flooded, arrived, 100, door=door)
+    assert flooded.broken == broken
+
+
+def test_half_open_connections_must_be_taken_while_actors_flow(monkeypatch):
+    monkeypatch.setattr(floods.time, "sleep", lambda _: None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    alone = scene(Calm(port, flows=False))
+    floods.half_open(alone)
+    stuck, refused = alone.broken
+    assert stuck == "an actor did not flow while the connections were open"
+    assert refused == "200 of 200 connections were not taken"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "broken"),
+    [("refused", []), *((each, ["2 of 100 connections with wrong keys were not refused"]) for each in ("accepted", "no answer"))],
+)
+def test_every_connection_with_wrong_keys_must_be_refused(outcome, broken, monkeypatch):
+    monkeypatch.setattr(keys_storm, "storm", lambda *_, **__: Counter({"no keys: refused": 98, f"password: {outcome}": 2}))
+    monkeypatch.setattr(floods.WorkerKeys, "of", lambda _: SimpleNamespace(server=b""))
+    knocking = scene()
+    floods.wrong_keys(knocking)
+    assert knocking.broken == broken

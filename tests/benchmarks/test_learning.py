@@ -2,15 +2,18 @@
 
 import json
 import re
+import signal
 import statistics
+import subprocess
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import learning
-from benchmarks.learning import CLAIMS, PAGE, RESULTS, ROWS, Claim, fingerprint, keep, kept, page, row_of, shown
+from benchmarks.learning import CLAIMS, PAGE, RESULTS, ROWS, Claim, fingerprint, keep, kept, page, row_of, shown, tree
 from benchmarks.tables import TABLES, is_current
 from common.config.load import as_yaml, find_preset, load_settings, preset_header, preset_names
+from services.cli.train.exit_with_parent import wrapper
 
 pytestmark = pytest.mark.pure
 
@@ -98,13 +101,65 @@ def test_a_run_that_was_stopped_is_not_kept(env_steps, rows, tmp_path, monkeypat
 
     monkeypatch.setattr(learning, "train", train)
     monkeypatch.setattr("sys.argv", ["learning", "cartpole-a3c", "--seeds", "1", "--results", str(tmp_path)])
-    learning.main()
+    assert learning.main() == 1 - rows
     assert len(kept(tmp_path / ROWS)) == rows
+    with pytest.raises(SystemExit, match="143"):  # the run is not left to itself at SIGTERM
+        signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)
 
 
 def test_a_run_that_never_began_is_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: SimpleNamespace(returncode=2))  # settings were refused
+    """Its command would be killed with the benchmark."""
+    commands = []
+
+    def refused(command, **_):
+        commands.append(command)
+        return SimpleNamespace(returncode=2)
+
+    monkeypatch.setattr(learning, "tree", lambda: "abc")
+    monkeypatch.setattr("subprocess.run", refused)
     assert learning.record("cartpole", 1, [], note="", curves=tmp_path) is None
+    assert [command[: len(wrapper())] for command in commands] == [wrapper()]
+
+
+@pytest.mark.parametrize(("overrides", "pictures"), [([], ["breakout-1.png"]), (["algorithm.epochs=1"], [])])
+def test_a_row_has_the_commit_before_its_run_and_its_picture_is_of_the_preset(overrides, pictures, tmp_path, monkeypatch):
+    commits = iter(["before", "after"])
+
+    def train(preset, seed, run_dir, overrides):
+        next(commits)
+        run_dir.mkdir()
+        (run_dir / "summary.json").write_text(json.dumps(summary(seed=seed)))
+        (run_dir / "learning_curve.csv").write_text("env_steps,episode_return_mean,evaluation_return\n")
+        (run_dir / "learning_curve.png").write_bytes(b"curve")
+        return {"exit_code": 0}
+
+    monkeypatch.setattr(learning, "tree", lambda: next(commits))
+    monkeypatch.setattr(learning, "train", train)
+    monkeypatch.setattr(learning, "is_finished", lambda *_, **__: True)
+    assert learning.record("breakout", 1, overrides, note="", curves=tmp_path)["commit"] == "before"
+    assert [path.name for path in tmp_path.iterdir()] == pictures
+
+
+def test_rows_and_pages_that_benchmarks_write_do_not_change_the_tree(tmp_path):
+    def git(*words):
+        subprocess.run(
+            ["git", "-c", "user.name=x", "-c", "user.email=x@x", *words], cwd=tmp_path, check=True, capture_output=True
+        )
+
+    assert tree(tmp_path) == "unknown"
+    paths = [tmp_path / name for name in ("benchmarks/results/learning.jsonl", "docs/results.md", "benchmarks/learning.py")]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("before")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "all")
+    for path in paths[:2]:
+        path.write_text("after")
+    clean = tree(tmp_path)
+    paths[2].write_text("after")
+    assert re.fullmatch("[0-9a-f]{7,}", clean)
+    assert tree(tmp_path) == f"{clean}+"
 
 
 def test_an_evaluation_of_an_older_policy_than_the_last_is_marked():

@@ -44,6 +44,15 @@ def test_a_network_that_theirs_has_not_is_refused():
         stable_baselines.benchmark("cartpole-velocity-free", (), repeats=1, seconds=1.0)
 
 
+@pytest.mark.parametrize(("samples", "found"), [(3, "0.375"), (12, "1.5")])
+def test_a_ratio_that_theirs_cannot_keep_is_refused(samples, found, watched):
+    """Rounded, theirs would not train at all, or another number of times for each env step."""
+    runs = watched(stable_baselines)
+    with pytest.raises(ConfigError, match=f"found {found}, wanted a whole number, at least 1"):
+        stable_baselines.benchmark("pendulum-td3", (*TINY, f"algorithm.samples_per_insert={samples}"), repeats=1, seconds=1.0)
+    assert runs == []
+
+
 def test_without_their_library_there_is_one_line(monkeypatch, capsys):
     """It is no dependency: the error names the package to install."""
     monkeypatch.setattr(stable_baselines.importlib.util, "find_spec", lambda _: None)
