@@ -79,7 +79,8 @@ class SavedSession:
     def begin_anew(self, env_steps: EnvSteps) -> None:
         """Continue, after `env_steps` of the run, without the workers of sessions that no longer exist.
 
-        Each of their incarnations that was trained on has sent an env step: no random stream of theirs is repeated.
+        Each of their incarnations that was trained on has sent an env step: no random stream of theirs is repeated, but in
+        lockstep, where an actor without a state begins as the first one did.
         """
         self._registry.begin_generations_at(env_steps)
 

@@ -31,6 +31,7 @@ NAME = re.compile(r"\w[\w.-]*")  # of a file or folder: names in a bucket become
 RESULTS = ("command.txt", "learning_curve.csv", "settings_changed.json", "summary.json")
 CONFIG = "config.yaml"
 SCHEME_END = "://"
+BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs")
 # boto waits for minutes by default; an upload that failed is repeated.
 S3_OPTIONS = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}
 
@@ -48,6 +49,7 @@ class RunStore:
         try:
             self._fs, self._root = fsspec.core.url_to_fs(self.address, **options)
             self._in_folder = isinstance(self._fs, fsspec.get_filesystem_class("file"))
+            self._in_bucket = kind in BUCKETS
         except (ImportError, ValueError) as error:
             fix = "pip install 'rookery[s3]'" if options else "install the package, or choose another address"
             wanted = "an address such as s3://BUCKET/runs"
@@ -164,9 +166,10 @@ class RunStore:
 
     def _make_folder(self, path: str) -> None:
         """Make a folder of the copy. Of the folders above it only the store is made: the next one is lost with its mount."""
-        if self._in_folder:  # a bucket needs none, and fsspec would create one whose name is mistyped
+        if self._in_folder:
             Path(self._root).parent.mkdir(exist_ok=True)
-            Path(path).mkdir(parents=True, exist_ok=True)
+        if not self._in_bucket:  # which needs none, and fsspec would create one whose name is mistyped
+            self._fs.makedirs(path, exist_ok=True)
 
     def _prune(self, newest: str, keep: int) -> None:
         """Remove checkpoints that are too old, or of after a resume that did not use them; then the segments that none names."""

@@ -25,6 +25,7 @@ from services.learner.progress import ProgressEstimator
 from services.learner.rates import PolicyLag, RateWindow, StepRates
 
 EPISODES = 100  # of "mean100"; where there are more environments, as many as those
+COVERED = 10  # episodes for each environment, after which their mean is none over the shortest, though some ended none
 
 _SAVED_AS_THEY_ARE = ("env_steps", "episodes", "updates", "version", "solved_at", "last_evaluation")
 
@@ -86,7 +87,8 @@ class RunRecord:
     lengths: deque[int] = field(default_factory=deque)
     coverage: EpisodeCoverage = field(init=False)
     unfinished: int = 0  # environments that have ended no episode: until all have, the mean is one over short episodes
-    covered: bool = False  # whether all had at some time: those that begin later are few beside the episodes of the window
+    covered: bool = False  # whether all had at some time, or `COVERED` were ended for each: some may never end one
+    _ended: int = 0  # episodes, by this process
     mean_is_complete: bool = False  # whether the mean is one over enough episodes to reach the target
     rates: StepRates = field(default_factory=lambda: RateWindow().rates())
     progress: Progress = field(default_factory=Progress)
@@ -140,7 +142,9 @@ class RunRecord:
         for _ in range(len(self.returns) - max(EPISODES, coverage.environments)):
             self.returns.popleft()
             self.lengths.popleft()
-        self.covered |= bool(self.returns) and not self.unfinished
+        self._ended += len(returns)
+        complete = not self.unfinished or self._ended >= COVERED * coverage.environments
+        self.covered |= bool(self.returns) and complete
         self.mean_is_complete = len(self.returns) >= EPISODES and not self.unfinished
         target = self.settings.target.mean100
         if target is not None and self.mean_is_complete and significant(self.mean_return) >= target:

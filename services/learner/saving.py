@@ -229,8 +229,11 @@ def restore_without_sessions(checkpoint: Checkpoint, *, algorithm: Algorithm, re
 
 
 def _lose_memory(record: RunRecord, reason: str) -> None:
-    """Note that a resumed run fills its replay memory anew: the warm-up has no gradient steps, and older experience is gone."""
-    if record.env_steps:
+    """Note that a resumed run fills its replay memory anew: the warm-up has no gradient steps, and older experience is gone.
+
+    A run that is over needs none.
+    """
+    if record.env_steps and not record.over(time.monotonic()):
         _log.warning("replay_memory_lost", reason=reason, env_steps=record.env_steps)
         record.settings_changed.append({"env_steps": record.env_steps, "settings": ["replay memory filled anew"]})
     record.lockstep_broken = record.lockstep_broken or reason

@@ -291,7 +291,7 @@ def goal_value(run: RunData, goal: str, *, budget: int) -> float | None:
     env_steps, returns = run.points("env_steps", "episode_return_mean")
     if not returns:
         return None
-    # Before the first episode has ended its return counts, and after a target that is reached early the last one.
+    # Before the curve begins its first return counts, and after a target that is reached early the last one.
     steps = [0.0, *env_steps, max(float(budget), env_steps[-1])]
     values = [returns[0], *returns, returns[-1]]
     pairs = zip(pairwise(steps), pairwise(values), strict=True)

@@ -218,6 +218,11 @@ def test_once_each_environment_has_ended_an_episode_those_that_begin_later_leave
     after.load_state_dict(state, now=200.0)
     after.ended([1.0], [4], now=201.0, coverage=Coverage(environments=4, unfinished=4))
     assert after.covered
+    for _ in range(2):  # 8 environments, of which one never ends an episode
+        assert not other.covered
+        other.ended([1.0] * 40, [4] * 40, now=101.0, coverage=Coverage(environments=8, unfinished=1))
+    assert other.covered
+    other = record()
     other.load_state_dict(state | {"task": state["task"] | {"id": "Other-v1"}}, now=200.0)
     assert not other.covered
 

@@ -23,13 +23,13 @@ ENV = EnvSpec(
 )
 
 
-def learner(*overrides, env_steps=25):
+def learner(*overrides, env_steps=25, over=""):
     """The algorithm and the record of a run with a small memory."""
     given = ["checkpoint.replay=true", "algorithm.replay_capacity=6000", "learner.max_policy_lag=64", *overrides]
     settings = load_settings(preset="cartpole-dqn", overrides=given, environ={}).settings
     streams = settings.actor.count * settings.env.num_envs
     algorithm = build_algorithm(settings.algorithm, model=settings.model, env=ENV, seed=1, streams=streams)
-    own = {"load_state_dict": lambda *_: None, "env_steps": env_steps, "settings_changed": []}
+    own = {"load_state_dict": lambda *_: None, "env_steps": env_steps, "settings_changed": [], "over": lambda _: over}
     return algorithm, SimpleNamespace(settings=settings, lockstep_broken="", task_changed="", **own)
 
 
@@ -100,10 +100,13 @@ def test_replay_memories_that_a_resume_of_ranks_loses_are_in_the_log_with_the_re
     assert record.lockstep_broken == reason
 
 
-@pytest.mark.parametrize(("saved", "env_steps", "lost"), [("false", 25, True), ("false", 0, False), ("true", 25, False)])
-def test_a_resume_that_fills_the_replay_memory_anew_says_so(saved, env_steps, lost, tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("saved", "own", "lost"),
+    [("false", {}, True), ("false", {"env_steps": 0}, False), ("true", {}, False), ("false", {"over": "target reached"}, False)],
+)
+def test_a_resume_that_fills_the_replay_memory_anew_says_so(saved, own, lost, tmp_path, caplog):
     """Its warm-up has no gradient steps: the results of such a run are not those of one that was not stopped."""
-    algorithm, record = learner(f"checkpoint.replay={saved}", env_steps=env_steps)
+    algorithm, record = learner(f"checkpoint.replay={saved}", **own)
     store = CheckpointStore(tmp_path, keep=1)
     store.save(checkpoint_of(algorithm, record))
     store.load_newest(
@@ -112,7 +115,7 @@ def test_a_resume_that_fills_the_replay_memory_anew_says_so(saved, env_steps, lo
         restore=lambda found: restore_checkpoint(found, algorithm=algorithm, record=record, session=SESSION, store=store),
     )
     assert [entry.message for entry in caplog.records] == (["replay_memory_lost"] if lost else [])
-    assert record.settings_changed == ([{"env_steps": env_steps, "settings": ["replay memory filled anew"]}] if lost else [])
+    assert record.settings_changed == ([{"env_steps": 25, "settings": ["replay memory filled anew"]}] if lost else [])
 
 
 @pytest.mark.parametrize(("lags", "lag"), [([[0, 1, 25.0, 25], [5, 5, 375.0, 75]], (0, 5, 400.0, 100)), (None, (1, 1, 25.0, 25))])
