@@ -49,10 +49,10 @@ def flood(scene: Scene, *, inside: bool) -> None:
     scene.await_flow()
     with contextlib.suppress(TimeoutError):  # a busy machine reads them late
         scene.deployment.until(lambda: door or _arrived(scene, counted) >= arrived + count, "the flood has arrived", LATE)
-    judge(scene, _arrived(scene, counted) - arrived, count, door=door)
+    check_arrival(scene, _arrived(scene, counted) - arrived, count, door=door)
 
 
-def judge(scene: Scene, arrived: float, count: int, *, door: bool) -> None:
+def check_arrival(scene: Scene, arrived: float, count: int, *, door: bool) -> None:
     """Note how much of a flood arrived: of `count` messages most must, and at the door, without a key, none may."""
     if not door:
         scene.notes.append(f"{arrived:,.0f} messages arrived, those of the workers included")

@@ -165,10 +165,10 @@ class RunStore:
             Path(written).replace(path)
 
     def _make_folder(self, path: str) -> None:
-        """Make a folder of the copy. Of the folders above it only the store is made: the next one is lost with its mount."""
+        """Make a folder of the copy. Where the folder above a store is missing, its disk may not be mounted: that is an error."""
         if self._in_folder:
             Path(self._root).parent.mkdir(exist_ok=True)
-        if not self._in_bucket:  # which needs none, and fsspec would create one whose name is mistyped
+        if not self._in_bucket:  # a bucket needs none, and fsspec would create one whose name is mistyped
             self._fs.makedirs(path, exist_ok=True)
 
     def _prune(self, newest: str, keep: int) -> None:

@@ -274,7 +274,7 @@ def scene(deployment=None):
 def test_a_flood_that_does_not_arrive_shows_nothing(arrived, door, broken):
     """At the door, without a key, none may."""
     flooded = scene()
-    floods.judge(flooded, arrived, 100, door=door)
+    floods.check_arrival(flooded, arrived, 100, door=door)
     assert flooded.broken == broken
 
 
