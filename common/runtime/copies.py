@@ -12,8 +12,9 @@ from pathlib import Path
 
 from common.errors import ConfigError, ResourceError
 from common.runtime.disk import DISK, PARTIAL
+from common.runtime.manifests import CHECKPOINT
 from common.runtime.run_directory import MANIFEST, RunDirectory, held
-from common.runtime.store import CHECKPOINT, CONFIG, RESULTS, SCHEME_END, RunStore, reached, run_id
+from common.runtime.store import CONFIG, RESULTS, SCHEME_END, RunStore, reached, run_id
 
 
 def is_address(text: str) -> bool:

@@ -7,13 +7,11 @@ process writes a copy, any may read it.
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,12 +19,12 @@ from typing import Any, BinaryIO
 
 from common.config.layers import parse_yaml
 from common.errors import ConfigError, ResourceError, RookeryError
+from common.runtime import manifests
 from common.runtime.disk import DISK, PARTIAL, write_atomically
+from common.runtime.manifests import CHECKPOINT
 from common.runtime.run_directory import MANIFEST, SEGMENTS, TENSORS, RunDirectory
 from common.units import MIB
 
-CHECKPOINT = re.compile(r"checkpoint-\d+")
-SEGMENT = re.compile(r"[0-9a-f]+")
 NAME = re.compile(r"\w[\w.-]*")  # of a file or folder: names in a bucket become local paths
 RESULTS = ("command.txt", "learning_curve.csv", "settings_changed.json", "summary.json")
 CONFIG = "config.yaml"
@@ -78,12 +76,12 @@ class RunStore:
         with reached(self.address), TemporaryDirectory() as folder:
             self._require_own(directory)
             newest = next(filter(self._is_complete, self._places()), "")
-            here = max(_versions(_with_manifest(directory.checkpoints)), default=None)
+            here = max(manifests.versions(manifests.complete(directory.checkpoints)), default=None)
             if newest <= (here.name if here else "") or self.download_checkpoint(newest, Path(folder), segments=False):
                 return
-            manifest = Path(folder) / newest / MANIFEST
-            own = _hash(manifest.read_bytes()) in _uploaded(directory)  # else the clocks are of two machines
-            if here and own and _saved_at(here / MANIFEST) >= _saved_at(manifest):
+            manifest = (Path(folder) / newest / MANIFEST).read_bytes()
+            own = manifests.digest(manifest) in _uploaded(directory)  # else the clocks are of two machines
+            if here and own and manifests.saved_at((here / MANIFEST).read_bytes()) >= manifests.saved_at(manifest):
                 return
         wanted = f"at most {here.name if here else 'no checkpoint'}, the newest in {directory.path}"
         fix = "remove that folder to continue from the copy, or set run.store to another place"
@@ -106,12 +104,12 @@ class RunStore:
         self._require_own(directory)
         there = self._names("") | self._names("checkpoints")
         self._sent = {name: mark for name, mark in self._sent.items() if name in there}
-        complete = _with_manifest(directory.checkpoints)  # before the results, which then go as far
+        complete = manifests.complete(directory.checkpoints)  # before the results, which then go as far
         for name in (CONFIG, *RESULTS):
             self._upload_result(directory.path / name)
-        versions = _versions(complete)
+        versions = manifests.versions(complete)
         if versions and not versions[-1].exists():  # the run has replaced it meanwhile
-            versions = _versions(_with_manifest(directory.checkpoints))
+            versions = manifests.versions(manifests.complete(directory.checkpoints))
         for place in (*versions[-1:], *(place for place in complete if not CHECKPOINT.fullmatch(place.name))):
             self._upload_checkpoint(directory, place)
         if versions:
@@ -135,11 +133,11 @@ class RunStore:
                 return opened.enter_context(os.fdopen(os.open(name, os.O_RDONLY, dir_fd=folder_descriptor), "rb"))
 
             manifest = open_file(MANIFEST).read()
-            digest = _hash(manifest)
+            digest = manifests.digest(manifest)
             if self._sent.get(place.name) == digest:
                 return
             tensors = open_file(TENSORS)
-            sizes, there = _segments(manifest), self._sizes(f"checkpoints/{SEGMENTS}")
+            sizes, there = manifests.segments(manifest), self._sizes(f"checkpoints/{SEGMENTS}")
             folder = place.parent / SEGMENTS
             # A killed upload leaves the beginning of a segment where the file system writes in place.
             names = [name for name, size in sizes.items() if there.get(name) != size]
@@ -196,7 +194,8 @@ class RunStore:
     def _named_segments(self, place: str) -> set[str]:
         if place not in self._segments_of:
             with suppress(FileNotFoundError):
-                self._segments_of[place] = set(_segments(self._fs.cat_file(self._path(f"checkpoints/{place}/{MANIFEST}"))))
+                manifest = self._fs.cat_file(self._path(f"checkpoints/{place}/{MANIFEST}"))
+                self._segments_of[place] = set(manifests.segments(manifest))
         return self._segments_of.get(place, set())
 
     # --- download ---
@@ -231,8 +230,8 @@ class RunStore:
     def require_newest(self, checkpoints: Path) -> None:
         """Raise `ConfigError` where the folder `checkpoints` has one of this run that is newer than those of the copy."""
         newest, own = max(self._places(), default=""), run_id(self.config())
-        for place in reversed(_versions(_with_manifest(checkpoints))):
-            if place.name > newest and _manifest_value((place / MANIFEST).read_bytes(), "run_id") == own:
+        for place in reversed(manifests.versions(manifests.complete(checkpoints))):
+            if place.name > newest and manifests.body((place / MANIFEST).read_bytes()).get("run_id") == own:
                 wanted = f"at most {newest or 'no checkpoint'}, the newest in {self.address}"
                 fix = f"move {checkpoints} away, or copy {CONFIG} from there to continue from this checkpoint"
                 raise ConfigError("the copy of this run stayed behind", found=str(place), wanted=wanted, fix=fix)
@@ -285,7 +284,7 @@ class RunStore:
             return False
         there = self._sizes(f"checkpoints/{SEGMENTS}")
         manifest = self._fs.cat_file(self._path(f"checkpoints/{name}/{MANIFEST}"))
-        return all(there.get(segment) == size for segment, size in _segments(manifest).items())
+        return all(there.get(segment) == size for segment, size in manifests.segments(manifest).items())
 
     def download_checkpoint(self, name: str, checkpoints: Path, *, segments: bool) -> str:
         """Download a checkpoint, unless the same one is there; return its fault, or "" where it is good."""
@@ -298,7 +297,7 @@ class RunStore:
             if not (place / MANIFEST).exists() or (place / MANIFEST).read_bytes() != manifest:
                 (place / MANIFEST).unlink(missing_ok=True)
                 self._fs.get_file(self._path(f"checkpoints/{name}/{TENSORS}"), str(place / TENSORS))
-                for segment in _segments(manifest) if segments else ():
+                for segment in manifests.segments(manifest) if segments else ():
                     self._download_segment(segment, checkpoints / SEGMENTS)
                 (place / MANIFEST).write_bytes(manifest)
             read(place, segments=segments)
@@ -368,45 +367,8 @@ def run_id(config: bytes) -> object:
     return None
 
 
-def _saved_at(manifest: Path) -> float:
-    """Return the Unix time at which a checkpoint was saved; 0 where that is not known."""
-    with suppress(ValueError, TypeError):
-        return float(_manifest_value(manifest.read_bytes(), "saved_unix_seconds"))
-    return 0.0
-
-
-def _manifest_value(manifest: bytes, key: str) -> Any:
-    """Return a value of a manifest; None without one, or where it is damaged."""
-    with suppress(ValueError, KeyError, TypeError):
-        return json.loads(manifest)["manifest"][key]
-    return None
-
-
-def _hash(manifest: bytes) -> str:
-    return hashlib.sha256(manifest).hexdigest()
-
-
 def _uploaded(directory: RunDirectory) -> str:
     """Return the hashes of the manifests that were uploaded from this directory."""
     with suppress(FileNotFoundError):
         return directory.uploaded.read_text(encoding="utf-8", errors="replace")
     return ""
-
-
-def _segments(manifest: bytes) -> dict[str, int]:
-    """Return the bytes of the segments that a manifest names; none where it is damaged. Names that are no hash are left out."""
-    with suppress(ValueError, KeyError, TypeError):
-        sizes = {str(segment["name"]): int(segment["bytes"]) for segment in _manifest_value(manifest, "segments") or ()}
-        return {name: size for name, size in sizes.items() if SEGMENT.fullmatch(name)}
-    return {}
-
-
-def _with_manifest(checkpoints: Path) -> list[Path]:
-    """Return the complete checkpoints in a folder; those that are being written have names that begin with a dot."""
-    found = checkpoints.iterdir() if checkpoints.is_dir() else ()
-    return [place for place in found if not place.name.startswith(".") and (place / MANIFEST).exists()]
-
-
-def _versions(complete: Iterable[Path]) -> list[Path]:
-    """Return the checkpoints of versions among all, which `best` is not, the oldest first."""
-    return sorted(place for place in complete if CHECKPOINT.fullmatch(place.name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from common.algorithms.sections import ReplaySection
 from common.config.layers import leaves, parse_yaml
 from common.config.schema import Settings
 from common.errors import ConfigError
+from common.runtime import manifests
 from common.runtime.run_directory import MANIFEST, RunDirectory, read_config
 
 COMPARED = ("env", "model")
@@ -30,7 +30,7 @@ def describe(checkpoint: Path, settings: Settings) -> str:
     """Return one sentence: which weights the run starts with, and which settings of env and model were others there."""
     own = RunDirectory(checkpoint.parent.parent)
     try:
-        manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["manifest"]
+        manifest = manifests.body((checkpoint / MANIFEST).read_bytes())
         values = read_config(own)
         start = f"starts with the weights of {checkpoint}, version {manifest['version']}, {manifest['env_steps']:,} env steps"
     except (OSError, ValueError, KeyError, TypeError, ConfigError):
