@@ -127,9 +127,12 @@ class ImpalaSettings(SinglePassSection):
     rho_clip: float | None = Field(
         default=1.0, ge=0.0, description="most that a step's probability ratio weighs in value targets (rho-bar); null: no limit"
     )
-    c_clip: Annotated[float | None, AtMost("rho_clip", "V-trace is a contraction only then")] = Field(
-        default=1.0, ge=0.0, description="most that it carries later surprises back (c-bar); null: no limit"
-    )
+    c_clip: Annotated[
+        float | None,
+        AtMost("rho_clip", "V-trace is a contraction only then"),
+        Unless("gae_lambda", 0.0),
+        Unless("rollout.length", 1),
+    ] = Field(default=1.0, ge=0.0, description="most that it carries later surprises back (c-bar); null: no limit")
     pg_rho_clip: float | None = Field(
         default=1.0, ge=0.0, description="most that it weighs in the policy gradient; null: no limit"
     )
