@@ -1,4 +1,4 @@
-"""What manifests of checkpoints say, read without torch. A damaged one says nothing; `checkpoint_files` finds what is damaged."""
+"""Manifests of checkpoints, read without torch. A damaged one has no values; `checkpoint_files` finds what is damaged in it."""
 
 from __future__ import annotations
 
