@@ -14,13 +14,29 @@ from typing import Any
 from common.config.arguments import OneLineParser
 
 
+class _StoreOnce(argparse.Action):
+    """Stores the value of an option, and refuses a second one, as of a setting that is given twice."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        """As the base."""
+        given: set[str] = vars(namespace).setdefault("given", set())
+        if option_string in given:
+            parser.error(f"{option_string} is given twice; name it once")
+        if option_string is not None:
+            given.add(option_string)
+        setattr(namespace, self.dest, values)
+
+
 class CommandParser(OneLineParser):
-    """Shows options in a column that is wide enough for their names."""
+    """Shows options in a column that is wide enough for their names; takes one value for each."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(
             **settings, formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=26, width=100)
         )
+        self.register("action", None, _StoreOnce)
 
 
 def add_allow_code(parser: argparse.ArgumentParser) -> None:

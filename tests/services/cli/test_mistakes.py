@@ -320,6 +320,15 @@ def test_a_setting_with_two_values_is_refused_in_one_line(command, capsys):
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.parametrize("words", [("train", "cartpole", "--seed", "1", "--seed=2"), ("play", "x", "--seed", "1", "--seed", "1")])
+def test_an_option_that_is_given_twice_is_refused_in_one_line(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*words])
+    assert (ended.value.code, list(Path().iterdir())) == (2, [])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "error: --seed is given twice; name it once" in line
+
+
 def test_a_value_in_a_mapping_and_by_its_own_name_is_refused(capsys):
     words = ["env.kwargs={sutton_barto_reward: true}", "env.kwargs.sutton_barto_reward="]
     for value in ("false", "1"):
