@@ -121,14 +121,11 @@ def comparable(value: Any) -> str:
 
 
 def merge_layers(layers: Sequence[Layer]) -> tuple[Tree, dict[str, str]]:
-    """Return all layers in one tree, and the source of each leaf by its dotted path.
-
-    Mappings merge, but for empty `kwargs`, which take the place of those below; others are replaced.
-    """
+    """Return all layers, merged in their order, and the source of each leaf by its dotted path."""
     tree: Tree = {}
     sources: dict[str, str] = {}
     for layer in layers:
-        tree = _merged(tree, layer.values)
+        tree = merge(tree, layer.values)
         for path, _ in leaves(layer.values):
             for length in range(1, len(path)):
                 sources.pop(".".join(path[:length]), None)  # of a leaf that this mapping replaced
@@ -145,9 +142,10 @@ def source_of(path: Path, sources: Mapping[str, str]) -> str:
     return inside[-1] if inside else DEFAULT
 
 
-def _merged(under: Tree, over: Tree) -> Tree:
+def merge(under: Tree, over: Tree) -> Tree:
+    """Return `over` on `under`: mappings merge, but for empty `kwargs`, which replace those below; other values are replaced."""
     both = {**under, **over}
     for key in under.keys() & over.keys():
         if isinstance(under[key], dict) and isinstance(over[key], dict) and (over[key] or key != "kwargs"):
-            both[key] = _merged(under[key], over[key])
+            both[key] = merge(under[key], over[key])
     return both

@@ -23,6 +23,7 @@ from common.algorithms.sections import ReplaySection
 from common.conditions import unmet
 from common.config.code_references import named_modules
 from common.config.errors import config_error
+from common.config.layers import merge
 from common.config.load import load_settings
 from common.config.schema import Settings
 from common.envs.leaves import components_allowed, join_inputs, split
@@ -140,8 +141,9 @@ class TrainedPolicy:
         return module
 
     def env_settings(self, **overrides: Any) -> EnvSettings:
-        """Return the section `env` of the run with other values. Raises `ConfigError` for a value that is not valid."""
-        settings = _changed(self.settings, "env", overrides, source="argument")
+        """Return the section `env` of the run with `overrides` merged in. Raises `ConfigError` for a value that is not valid."""
+        changes = merge(self.settings.env.model_dump(mode="json"), overrides)
+        settings = _changed(self.settings, "env", changes, source="argument")
         idle, fields = {key for key, *_ in unmet(settings)}, EnvSettings.model_fields
         changed = {key for key in overrides if getattr(settings.env, key) != fields[key].get_default()}
         _require_heeded(settings.env, {key for key in changed if f"env.{key}" in idle})
@@ -152,7 +154,7 @@ class TrainedPolicy:
 
         Args:
             render_mode: None, "rgb_array", "rgb_array_list" (all pictures since the last call of `render`) or "human".
-            overrides: settings of the section `env`, such as `sticky_actions=0.25`.
+            overrides: settings of section `env`, such as `sticky_actions=0.25`; `kwargs` add to the run's, `{}` removes those.
 
         Raises:
             ConfigError: a setting is not valid, the environment cannot be drawn, or it does not fit the policy.

@@ -243,3 +243,14 @@ def test_settings_of_the_environment_can_differ_from_those_of_the_run(make_run):
     seen, _ = played(env, [0] * 9, seed=1)
     assert len(seen) == 4
     assert isinstance(env, gymnasium.Env)
+
+
+def test_kwargs_add_to_those_of_the_run_as_on_the_command_line(make_run):
+    """They replaced them: the same override gave two environments."""
+    run, _ = make_run("model.hidden=[8]", "env.kwargs={max_episode_steps: 3, sutton_barto_reward: true}")
+    for given, text, wanted in (
+        ({"max_episode_steps": 2}, "{max_episode_steps: 2}", {"max_episode_steps": 2, "sutton_barto_reward": True}),
+        ({}, "{}", {}),
+    ):
+        assert load_policy(run.path).env_settings(kwargs=given).kwargs == wanted
+        assert load_policy(run.path, overrides=f"env.kwargs={text}").settings.env.kwargs == wanted
