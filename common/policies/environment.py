@@ -25,6 +25,8 @@ from common.errors import ConfigError, ResourceError
 Array: TypeAlias = NDArray[Any]
 
 PICTURES = "rgb_array_list"  # gymnasium's render mode: all pictures since the last call of `render`
+OF_LEARNERS = ("normalize_reward", "terminate_on_life_loss")  # settings without effect on the episodes of a policy
+UNHEEDED = (*OF_LEARNERS, "num_envs", "autoreset")  # settings without effect on a `RunEnvironment`
 ATARI_FPS = 60.0  # of the console
 _FPS = 30.0  # where an environment names none
 
@@ -51,7 +53,7 @@ class RunEnvironment(gymnasium.Env[Any, Any]):
         self._name = settings.name
         self.render_mode = render_mode
         self.run_spec: EnvSpec = self._environment.spec
-        self.unheeded = ["autoreset", *self._environment.unheeded]  # settings without effect, as that of the mode here always is
+        self.unheeded = [*UNHEEDED, *self._environment.unheeded]
         native = self._environment.native.metadata
         skipped = 1 if render_mode == PICTURES else settings.frame_skip
         fps = ATARI_FPS / skipped if settings.is_atari else native.get("render_fps") or _FPS

@@ -32,7 +32,7 @@ from common.envs.spec import ONE_ARRAY, EnvSettings, EnvSpec, Leaf
 from common.envs.trial import spec_of, trial
 from common.errors import ConfigError, ResourceError
 from common.models import snapshot
-from common.policies.environment import RunEnvironment
+from common.policies.environment import OF_LEARNERS, RunEnvironment
 from common.runtime import checkpoints
 from common.runtime.checkpoint_files import POLICY, BadCheckpointError, Checkpoint, read
 from common.runtime.checkpoints import BEST, STATE_SETTINGS, differing
@@ -146,7 +146,7 @@ class TrainedPolicy:
         settings = _changed(self.settings, "env", changes, source="argument")
         idle, fields = {key for key, *_ in unmet(settings)}, EnvSettings.model_fields
         changed = {key for key in overrides if getattr(settings.env, key) != fields[key].get_default()}
-        _require_heeded(settings.env, {key for key in changed if f"env.{key}" in idle})
+        require_heeded(settings.env, changed, [key.removeprefix("env.") for key in idle])
         return settings.env
 
     def make_env(self, render_mode: str | None = None, **overrides: Any) -> gymnasium.Env[Any, Any]:
@@ -162,12 +162,13 @@ class TrainedPolicy:
         environment = RunEnvironment(
             self.env_settings(**overrides), render_mode=PICTURE if render_mode == "human" else render_mode
         )
-        if idle := set(overrides).intersection(environment.unheeded):
+        try:
+            require_heeded(self.settings.env, overrides, environment.unheeded)
+            if not _fits(environment.run_spec, self.env):
+                raise _unfit(overrides)
+        except ConfigError:
             environment.close()
-            _require_heeded(self.settings.env, idle)
-        if not _fits(environment.run_spec, self.env):
-            environment.close()
-            raise _unfit(overrides)
+            raise
         return HumanRendering(environment) if render_mode == "human" else environment
 
 
@@ -243,10 +244,10 @@ def _load(
         settings = _changed(settings, "model", model, source=str(folder))
     if best:
         _require_same_task(directory, folder, saved)
-    changed = {text.partition("=")[0].removeprefix("env.") for text in overrides}
+    changed = _keys(overrides)
     with trial(settings.env) as environment:
         spec, agents, to_native = environment.spec, environment.agents, environment.to_native
-        _require_heeded(settings.env, changed.intersection(environment.unheeded))
+        require_heeded(settings.env, overrides, [*OF_LEARNERS, *environment.unheeded])
     if changed and (own := _own_spec(directory)) and not _fits(spec, own):
         raise _unfit(changed)
     policy = build_policy(
@@ -365,11 +366,15 @@ def _changed(settings: Settings, section: str, changes: Mapping[str, Any], *, so
         raise config_error(error, values, {f"{section}.{key}": source for key in changes}) from error
 
 
-def _require_heeded(env: EnvSettings, idle: Collection[str]) -> None:
-    """Refuse (ConfigError) settings without effect on this environment: returns would not be by the rules that were asked for."""
-    if idle:
+def require_heeded(env: EnvSettings, overrides: Iterable[str], unheeded: Collection[str]) -> None:
+    """Refuse (ConfigError) overrides, as keys or "env.key=value", of settings without effect on how a policy is played here."""
+    if idle := _keys(overrides).intersection(unheeded):
         found = ", ".join(f"env.{key}" for key in sorted(idle))
         raise ConfigError(f"settings without effect on {env.name}", found=found, wanted="none", fix="leave them out")
+
+
+def _keys(overrides: Iterable[str]) -> set[str]:
+    return {text.partition("=")[0].removeprefix("env.") for text in overrides}
 
 
 def _parameters(saved: Checkpoint, settings: Settings, env: EnvSpec) -> Tensor:

@@ -137,6 +137,8 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 def _play(options: argparse.Namespace) -> int:
     _require_run(options)
+    from common.policies.environment import UNHEEDED  # noqa: PLC0415
+    from common.policies.load import require_heeded  # noqa: PLC0415
     from services.cli.policy.play import play, require_display, require_writable  # noqa: PLC0415
 
     if options.render:
@@ -144,6 +146,7 @@ def _play(options: argparse.Namespace) -> int:
     if options.video:
         require_writable(options.video)
     policy = _load(options, seed=options.seed)
+    require_heeded(policy.settings.env, options.overrides, UNHEEDED)
     play(
         policy,
         episodes=options.episodes,

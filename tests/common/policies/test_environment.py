@@ -229,6 +229,8 @@ def test_an_environment_that_cannot_be_drawn_says_so(games, function, fact):
         {"num_env": 2},
         {"sticky_actions": 0.25},
         {"autoreset": "same_step"},
+        {"num_envs": 2},
+        {"normalize_reward": True},
     ],
 )
 def test_an_environment_that_does_not_fit_the_policy_is_refused(make_run, change):

@@ -385,3 +385,17 @@ def test_settings_that_a_policy_does_not_fit(make_run):
         run.path, overrides="env.id=Pendulum-v1"
     )
     assert "env.num_env" in refusal(run.path, overrides=["env.num_env=3"])
+
+
+def test_settings_of_learners_are_refused_where_they_are_given_and_not_where_the_run_has_them(make_run):
+    """Returns are of raw rewards and of whole games, whatever these settings are."""
+    game = "env.height=36", "env.width=36", "env.crop=[0,0]", "model.conv=[[4,8,4]]", SMALL
+    own = "env.terminate_on_life_loss=true", "env.normalize_reward=true", "algorithm.clip_reward=false"
+    run, _ = make_run(*game, *own, preset="breakout")
+    load_policy(run.path, overrides=["env.num_envs=2"]).make_env().close()
+    for key in ("terminate_on_life_loss", "normalize_reward"):
+        assert f"settings without effect on ALE/Breakout-v5: found env.{key}, wanted none" in refusal(
+            run.path, overrides=[f"env.{key}=false"]
+        )
+        with pytest.raises(ConfigError, match=f"found env.{key}, wanted none"):
+            load_policy(run.path).make_env(**{key: False})

@@ -193,6 +193,7 @@ def test_the_table_of_games_is_that_of_ale():
         (["RUN", "--seed", str(2**31)], f"found '{2**31}', wanted a number from 0 to {2**31 - 1}"),
         (["RUN", "env.sticky_actions=0.25"], "env.sticky_actions: found 0.25 (command line), which has no effect"),
         (["RUN", "env.frame_skip=2"], "settings without effect on"),
+        (["RUN", "env.normalize_reward=true"], "settings without effect on"),
         (["RUN", "algorithm.gamma=1"], "wanted env.key=value"),
         (["RUN", "env.num_env=1"], "did you mean num_envs?"),
         (["RUN", "env.frame_stack=2"], "the environment does not fit the policy: found other settings of ['frame_stack']"),

@@ -126,6 +126,7 @@ def test_episodes_are_the_first_ones_of_an_evaluation_with_the_same_seed(make_ru
     [
         ([], "no run named"),
         (["nowhere"], "no config.yaml in nowhere"),
+        (["RUN", "env.num_envs=3", "env.autoreset=same_step"], "found env.autoreset, env.num_envs, wanted none"),
         (["RUN", "--render"], "no display for a window"),
         (["RUN", "--video", "nowhere/x.mp4"], "no directory nowhere"),
         (["RUN", "--video", "."], "found another ending"),
