@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from common.errors import ResourceError
+from common.errors import ConfigError, ResourceError
 from common.runtime.disk import write_atomically
 from services.cli.compare import tables
 from services.cli.compare.runs import Configuration, RunData, configurations
@@ -27,7 +27,12 @@ TEMPLATE = "report.html.jinja"
 
 
 def report(runs: Sequence[RunData], *, out: Path, now: datetime, stdout: TextIO) -> int:
-    """Write the report on `runs` to `out` and return the exit code. Raises `ResourceError` where it cannot be written."""
+    """Write the report on `runs` to `out` and return the exit code.
+
+    Raises `ConfigError` where `out` is a directory, and `ResourceError` where it cannot be written.
+    """
+    if out.is_dir():
+        raise ConfigError(f"{out} cannot be written", found="a directory", wanted="a file", fix="set --out to one")
     data = render(runs, now=now).encode()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

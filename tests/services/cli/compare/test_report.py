@@ -342,3 +342,11 @@ def test_bad_input_is_one_line_and_exit_code_2(runs, words, hint, capsys):
     out, err = capsys.readouterr()
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert hint in err
+
+
+@pytest.mark.parametrize("out", ["", ".", "runs/"])
+def test_a_directory_as_the_file_is_refused_before_anything_is_drawn(runs, out, capsys, monkeypatch):
+    monkeypatch.setattr(report, "render", None)
+    assert main(["report", str(runs / "begun"), "--out", out]) == 2
+    fact = "cannot be written: found a directory, wanted a file; set --out to one"
+    assert capsys.readouterr().err == f"rookery report: error: {out.rstrip('/') or '.'} {fact}\n"
