@@ -68,7 +68,7 @@ def join_inputs(env: EnvSpec, inputs: Sequence[Array]) -> Array:
     for index, (leaf, array) in enumerate(zip(env.leaves, inputs, strict=True)):
         once = stacked and env.action_mask and index == len(env.leaves) - 1
         joined[str(index)] = array[:, np.newaxis] if once else array.reshape(*joined.shape, *leaf.shape)
-    return joined.view(np.uint8).reshape(*joined.shape, -1)
+    return joined[..., np.newaxis].view(np.uint8)
 
 
 def action_mask(env: EnvSpec, observation: Array) -> NDArray[np.bool_]:

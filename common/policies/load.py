@@ -174,7 +174,7 @@ class TrainedPolicy:
 
 def _require_finite(name: str, rows: NDArray[Any], *, fix: str) -> None:
     """Raise `ConfigError` where a row of `rows` [N, ...] is not finite."""
-    if rows.dtype.kind == "f" and (bad := int((~np.isfinite(rows)).reshape(len(rows), -1).any(axis=1).sum())):
+    if rows.dtype.kind == "f" and (bad := int((~np.isfinite(rows)).any(axis=tuple(range(1, rows.ndim))).sum())):
         raise ConfigError(f"{name} are not finite", found=f"{bad} of {len(rows)}", wanted="finite numbers", fix=fix)
 
 

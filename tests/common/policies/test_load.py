@@ -26,6 +26,7 @@ from common.runtime.checkpoints import STATE_SETTINGS, CheckpointStore
 pytestmark = pytest.mark.wire  # reads and writes files
 
 SMALL = "model.hidden=[8]"
+MASKED = ("env.entry_point=common.envs.probes:mixed_action", "env.kwargs={mask: leaf}", "env.action_mask=true")
 OWN = """
 import gymnasium
 import numpy as np
@@ -103,6 +104,25 @@ def test_one_observation_gives_one_action_of_the_environment(make_run):
     assert (drawn.min(), drawn.max()) == (-2.0, 2.0)  # the bounds of Pendulum, which a Gaussian does not know
 
 
+@pytest.mark.parametrize(
+    ("preset", "overrides"),
+    [
+        ("cartpole", ["model.recurrent=gru", "model.shared_trunk=true"]),
+        ("pendulum-td3", []),
+        *(("cartpole", [*MASKED, f"env.frame_stack={stack}"]) for stack in (1, 2)),
+    ],
+)
+def test_no_observation_gives_no_action(make_run, preset, overrides):
+    """An empty batch ended in numpy's own error."""
+    policy = load_policy(make_run(SMALL, *overrides, preset=preset)[0].path)
+    none = {leaf.path: np.zeros((0, *leaf.shape), leaf.dtype) for leaf in policy.env.inputs}
+    one = policy(policy.make_env().reset(seed=1)[0])
+    policy.reset()
+    for greedy in (True, False):
+        found = policy(none if policy.env.leaves else none["observation"], greedy=greedy)
+        assert (found.shape, found.dtype) == ((0, *one.shape), one.dtype)
+
+
 def test_drawn_actions_follow_from_the_seed(make_run):
     run, _ = make_run(SMALL)
     drawn = [load_policy(run.path, seed=seed)(observations(load_policy(run.path)), greedy=False) for seed in (3, 3, 4)]
@@ -151,9 +171,6 @@ def test_integers_that_an_image_cannot_have_are_refused(make_run):
     images[3] += 256
     with pytest.raises(ConfigError, match=r"observation outside of its type: found 0 to \d+, wanted uint8"):
         policy(images)
-
-
-MASKED = ("env.entry_point=common.envs.probes:mixed_action", "env.kwargs={mask: leaf}", "env.action_mask=true")
 
 
 def test_masks_of_other_integers_are_taken_and_those_that_allow_nothing_are_not(make_run):
