@@ -86,7 +86,8 @@ def _add(
     usage = f"rookery {name} RUN [env.key=value ...] [options]"
     parser = add_command(commands, name, function, summary, usage=usage, epilog=epilog, takes_settings=True, max_names=1)
     _add_checkpoint(parser)
-    parser.add_argument("--sampled", action="store_true", help="draw actions as in training; default: the best action")
+    help_sampled = "draw actions, as actors do at the end of training; default: the best action"
+    parser.add_argument("--sampled", action="store_true", help=help_sampled)
     parser.add_argument("--seed", metavar="S", type=_number, default=1, help="of environments and drawn actions; default: 1")
     return parser
 
