@@ -240,7 +240,8 @@ def _preprocessing(policy: TrainedPolicy) -> str:
             f"{settings.height} x {settings.width}, without {top} rows at the top and {bottom} at the bottom."
         )
     else:
-        frames = _frames(env)
+        chosen = f"The observation is {', '.join(settings.leaves)} alone, by env.leaves. " if settings.leaves else ""
+        frames = chosen + _frames(env)
     size = env.frame_stack
     stacks = f"The input is a stack of the newest {size} frames, the oldest first; frames before the first of an episode are 0."
     inside = "Scaling and normalisation are inside the model."
@@ -249,7 +250,9 @@ def _preprocessing(policy: TrainedPolicy) -> str:
 
 def _frames(env: EnvSpec) -> str:
     if env.is_image:
-        scaled = "" if env.observation_dtype == "uint8" else ", divided by the largest number of its space if that is above 1"
+        limit = "and, but for integers of 8 and 16 bits, below the limit of its dtype"
+        scaled = f", divided by the largest absolute bound of its space if that is above 1 {limit}"
+        scaled = "" if env.observation_dtype == "uint8" else scaled
         return f"A frame is the image of the environment, {list(env.observation_shape)}, colours first{scaled}."
     if env.observation_choices:
         below = list(env.observation_choices)

@@ -50,6 +50,18 @@ class Shifted(gymnasium.Env):
 class Double(Shifted):
     action_space = gymnasium.spaces.Box(-0.1, 0.2, (2,), np.float64)
 
+class Pictures(Shifted):
+    observation_space = gymnasium.spaces.Box(-5, 1, (16, 16, 3), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return np.full((16, 16, 3), -5, np.float32), {}
+
+class Named(Shifted):
+    observation_space = gymnasium.spaces.Dict({name: Shifted.observation_space for name in ("goal", "pos")})
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
 class Counting(torch.nn.Module):
     def __init__(self, shape):
         super().__init__()
@@ -311,6 +323,24 @@ def test_the_metadata_describes_policy_input_and_output(make_run):
     assert json.loads(facts["rookery.env"])["frame_skip"] == 4
     assert "42 x 40, without 4 rows at the top and 2 at the bottom" in facts["rookery.preprocessing"]
     assert "newest 4 frames, the oldest first" in facts["rookery.preprocessing"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts"),
+    [
+        (
+            ["env.entry_point=exported:Pictures"],
+            ["the largest absolute bound of its space if that is above 1", "limit of its dtype"],
+        ),
+        (["env.entry_point=exported:Named", "env.leaves=[pos]"], ["The observation is pos alone, by env.leaves. A frame is"]),
+    ],
+)
+def test_the_metadata_says_how_images_of_floats_are_scaled_and_which_leaf_was_chosen(make_run, own, settings, facts):
+    policy = load_policy(make_run(*settings, "model.hidden=[8]")[0].path)
+    for fact in facts:
+        assert fact in export.metadata(policy)["rookery.preprocessing"]
+    if policy.env.is_image:
+        assert policy.make_env().reset(seed=1)[0].min() == -1.0
 
 
 @pytest.mark.parametrize(
