@@ -18,7 +18,7 @@ from common.config.load import load_settings
 from common.observability.deployment import EVALUATOR
 from common.units import Seconds
 
-ALWAYS = "evaluator.every_seconds=0"
+ALWAYS = "evaluator.every_seconds=1"  # the least; an evaluation takes longer
 NEVER = "evaluator.enabled=false"
 PLAYED = "rookery_evaluator_env_steps_total"
 

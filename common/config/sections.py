@@ -266,7 +266,11 @@ class EvaluationSettings(Section):
         le=10_000,
         description="episodes per evaluation and mode (greedy, sampled); rounded up to the same number of each of several agents",
     )
-    every_seconds: float = Field(default=60.0, ge=0, description="time between the starts of two evaluations")
+    every_seconds: float = Field(
+        default=60.0,
+        ge=1,
+        description="time between the starts of two evaluations of two results each; the learner admits four results in a second",
+    )
     cpu_share: float = Field(
         default=0.04,
         gt=0.0,

@@ -65,7 +65,7 @@ algorithm: {name: ppo, epochs: 2, minibatch: 64, learning_rate: 1e-2, entropy_co
 rollout: {length: 16}
 learner: {batch: 1, credits: 2}
 actor: {count: 2}
-evaluator: {every_seconds: 0.5, episodes: 4, cpu_share: 1.0}
+evaluator: {every_seconds: 1.0, episodes: 4, cpu_share: 1.0}
 checkpoint: {every_seconds: 0.5}
 target: {env_steps: 100_000_000}
 """

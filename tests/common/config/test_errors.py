@@ -18,6 +18,7 @@ WIDTH = "integer in 1..65536"
         ("env.num_envs", "integer in 1..4096"),
         ("learner.max_policy_lag", "integer >= 0"),
         ("checkpoint.every_seconds", "number > 0"),
+        ("evaluator.every_seconds", "number >= 1"),  # at 0 the learner refused most results
         ("algorithm.clip", "number > 0.0 and < 1.0"),
         ("target.mean100", "number or null"),
         ("evaluator.enabled", "true or false"),
