@@ -2,9 +2,10 @@
 
 The state consists of the plain data and numpy random generators in the attributes of a gymnasium or PettingZoo environment and of
 all environments inside it, of the generators of their spaces and of the global ones, and of the data of a MuJoCo simulation.
-Functions, classes and the like count as constants, which every process builds alike. An environment that holds anything else,
-such as an emulator in native code, has no state that can be read, nor has one whose own attributes share memory, because each
-would get a copy of its own: `capture` names the attribute. MuJoCo is an optional package: nothing here imports it.
+Functions, classes and the like count as constants, which every process builds alike: `restore` compares the names of functions
+and the plain data that they hold. An environment that holds anything else, such as an emulator in native code, has no state that
+can be read, nor has one whose own attributes share memory, because each would get a copy of its own: `capture` names the
+attribute. MuJoCo is an optional package: nothing here imports it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import inspect
 import random
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -28,10 +29,11 @@ from numpy.typing import NDArray
 
 from common.envs.agents import has_agents
 from common.errors import RookeryError
-from common.protocol.plain import TYPES, is_plain, parts
+from common.protocol.plain import TYPES, is_plain, pack, parts
 
-_CONSTANTS = (Space, EnvSpec, type, types.ModuleType, AutoresetMode, np.dtype, np.ufunc)
+_CONSTANTS = (Space, EnvSpec, type, types.ModuleType, AutoresetMode, np.dtype, np.ufunc, functools.partial)
 _GENERATORS = "numpy generators"
+_ALIKE = "alike"  # key of a hash of the functions in a constant and of the data that they hold
 _PROCESS = "process"  # key of the global generators beside the paths of environments
 _GLOBAL = (getattr(random.random, "__self__", None), getattr(np.random.random, "__self__", None))
 _WORDS = 624  # of numpy's global generator
@@ -50,7 +52,9 @@ def capture(env: Any) -> dict[str, dict[str, Any]]:
 
     Raises `StateError` that names the attribute which cannot be read.
     """
-    captured = {path: _attributes(path, inner) for path, inner in _environments(env).items()}
+    inside = _environments(env)
+    known = {id(one) for one in (*inside.values(), *_GLOBAL)}  # whose state is captured
+    captured = {path: _attributes(path, inner, known) for path, inner in inside.items()}
     _require_own_memory(captured)
     version, words, gauss = random.getstate()
     twister = np.random.get_state(legacy=False)  # noqa: NPY002 - environments may draw from it
@@ -126,7 +130,7 @@ def _members(env: Any) -> dict[str, Any]:
     return {name: value for name, value in shared if isinstance(value, Space)} | members
 
 
-def _attributes(path: str, env: Any) -> dict[str, Any]:
+def _attributes(path: str, env: Any, known: Collection[int]) -> dict[str, Any]:
     if any(vars(kind).get("__slots__") for kind in type(env).__mro__):
         raise StateError("the state of an environment cannot be read", found=f"slots in {path}, a {type(env).__name__}")
     attributes: dict[str, Any] = {}
@@ -137,10 +141,10 @@ def _attributes(path: str, env: Any) -> dict[str, Any]:
             attributes[name] = value
         elif _is_simulation(value):
             attributes[name] = _capture_simulation(value)
-        elif isinstance(value, Generator) or _is_constant(value):
-            if generators := _generators(value):
-                attributes[name] = {_GENERATORS: [generator.bit_generator.state for generator in generators]}
-        elif not _all_of(_is_environment, value):
+        elif isinstance(value, Generator) or all(id(part) in known or _is_built_alike(part) for part in _inside(value)):
+            if constant := _capture_constant(value):
+                attributes[name] = constant
+        else:
             found = f"{path}.{name}, a {type(value).__name__}, in {type(env).__name__}"
             raise StateError("the state of an environment cannot be read", found=found, wanted="attributes of plain data")
     return attributes
@@ -165,9 +169,44 @@ def _require_own_memory(captured: Mapping[str, Any]) -> None:
         owners[place] = attribute, part
 
 
+def _inside(value: Any) -> Iterator[Any]:
+    """Yield `value`, all inside it, and all that routines in it hold: owner, closure, defaults, arguments of a `partial`."""
+    entered, ahead = set(), [value]
+    while ahead:
+        yield (part := ahead.pop())
+        if id(part) in entered:
+            continue
+        entered.add(id(part))
+        if isinstance(part, functools.partial):
+            ahead += [part.func, part.args, part.keywords]
+        elif inspect.isroutine(part):
+            held = [getattr(part, name, None) for name in ("__self__", "__defaults__", "__kwdefaults__")]
+            cells = [cell.cell_contents for cell in getattr(part, "__closure__", None) or () if cell != types.CellType()]
+            ahead += [each for each in held if each is not None] + cells
+        elif isinstance(part, list | tuple | dict):
+            ahead += part.values() if isinstance(part, dict) else part
+
+
+def _hash(value: Any) -> str:
+    """Return a hash of the functions and plain data in `value`; empty where it has none."""
+    content: list[Any] = []
+    for part in _inside(value):
+        if isinstance(part, list | tuple | dict):
+            content.append([type(part).__name__, len(part), *(part if isinstance(part, dict) else ())])
+        elif is_plain(part) or inspect.isroutine(part):
+            content.append(getattr(part, "__qualname__", "") if inspect.isroutine(part) else part)
+    return hashlib.sha256(pack(content).tobytes()).hexdigest() if content else ""
+
+
+def _capture_constant(value: Any) -> dict[str, Any]:
+    """Return the state of the generators in a constant, and a hash of what no step may change in it."""
+    state = {_GENERATORS: [generator.bit_generator.state for generator in _generators(value)], _ALIKE: _hash(value)}
+    return {key: found for key, found in state.items() if found}
+
+
 def _generators(value: Any) -> list[Generator]:
     """Return a generator, or those of all spaces in a value."""
-    inside = [part for part in parts(value) if isinstance(part, Generator | Space)]
+    inside = [part for part in _inside(value) if isinstance(part, Generator | Space)]
     return [found for part in inside for found in (_generators(vars(part)) if isinstance(part, Space) else [part])]
 
 
@@ -178,8 +217,12 @@ def _set_attributes(path: str, env: Any, state: Any) -> None:
     for name, value in state.items():
         current = members.get(name)
         new = name not in members and type(name) is str and name.isidentifier() and not hasattr(type(env), name)
-        if generators := _generators(current):
-            _set_generators(f"{path}.{name}", generators, value)
+        if not is_plain(current) and (constant := _capture_constant(current)):
+            if not isinstance(value, Mapping) or value.get(_ALIKE) != constant.get(_ALIKE):
+                found, wanted = "other functions, or other data in them", "those of this process, which no step changes"
+                raise StateError(f"state of {path}.{name}", found=found, wanted=wanted)
+            if generators := _generators(current):
+                _set_generators(f"{path}.{name}", generators, value)
         elif _is_simulation(current):
             if not isinstance(value, Mapping) or not _restore_simulation(current, value):
                 wanted = "those of the model here, which no reset changes"
@@ -187,7 +230,7 @@ def _set_attributes(path: str, env: Any, state: Any) -> None:
         elif not (new or (name in members and is_plain(current))) or not _may_follow(current, value):
             found, wanted = type(value).__name__, type(current).__name__ if name in members else "no such attribute"
             raise StateError(f"state of {path}.{name}", found=found, wanted=wanted, fix="run the same versions on both sides")
-        else:
+        elif new or _hash(value) != _hash(current):  # what is as it was may also be in the closure of a function
             vars(env)[name] = value
 
 
@@ -212,8 +255,8 @@ def _set_global_generators(state: Any) -> None:
 
 def _may_follow(current: Any, value: Any) -> bool:
     """Return whether `value` may replace an attribute that is `current` after a reset: both have one form, or one is None."""
-    if isinstance(value, dict) and _GENERATORS in value:
-        return False  # of a generator or space that this environment does not have after a reset
+    if isinstance(value, dict) and value.keys() & {_GENERATORS, _ALIKE}:
+        return False  # of a generator, space or function that this environment does not have after a reset
     if current is None or value is None:
         return True
     if isinstance(current, np.ndarray) and isinstance(value, np.ndarray):
@@ -222,25 +265,11 @@ def _may_follow(current: Any, value: Any) -> bool:
     return any(isinstance(current, kinds) and isinstance(value, kinds) for kinds in (numbers, containers, (str,)))
 
 
-def _is_constant(value: object) -> bool:
-    """Return whether every process builds `value`, which is not plain data, alike, and nothing changes it."""
-    return all(_is_built_alike(part) for part in parts(value))
-
-
 def _is_built_alike(part: object) -> bool:
-    """Of one part. Other kinds of the plain types, such as named tuples, hold data that would not be restored."""
-    if isinstance(part, functools.partial):
-        return _is_function(part.func)
+    """Of a constant, without what is inside it. Other kinds of the plain types, such as named tuples, hold further data."""
     if isinstance(part, TYPES):
         return type(part) in TYPES and not (isinstance(part, dict) and any(type(key) not in {str, int} for key in part))
-    return isinstance(part, _CONSTANTS) or _is_function(part) or _is_simulation_model(part)
-
-
-def _is_function(value: object) -> bool:
-    """Return whether `value` is a function, and no method of a generator of its own, such as `rng.random`, which moves it on."""
-    owner = getattr(value, "__self__", None)
-    moves = isinstance(owner, Generator | np.random.BitGenerator | np.random.RandomState | random.Random)
-    return inspect.isroutine(value) and (not moves or any(owner is one for one in _GLOBAL))
+    return is_plain(part) or isinstance(part, _CONSTANTS) or inspect.isroutine(part) or _is_simulation_model(part)
 
 
 # --- MuJoCo ---

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import functools
+import itertools
 import random
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 
@@ -310,6 +311,14 @@ DRAWS = (np.random.default_rng(1).random, np.random.RandomState(1).rand, random.
 DRAWN = functools.partial(DRAWS[0], 3)
 
 
+def holding(value):
+    """Functions that hold `value` in each way."""
+    return lambda: value, lambda held=value: held, lambda *, held=value: held, functools.partial(len, value)
+
+
+HOLD = [function for value in (np.random.default_rng(1), Counter("a"), Game()) for function in holding(value)]
+METHODS = (itertools.count().__next__, Counter("a").most_common, Game().step, [Game().step])
+
 Point = namedtuple("Point", "x v")  # noqa: PYI024
 Light = enum.Enum("Light", "RED GREEN")
 OTHERS = (
@@ -324,7 +333,9 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, iter([1]), np.random.RandomState(1), [Game(), 1], *DRAWS, *OTHERS])
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, iter([1]), np.random.RandomState(1), [Game(), 1], *DRAWS, *OTHERS, *HOLD, *METHODS]
+)
 def test_what_cannot_be_read_is_named(value):
     """Half of a state would be worse than none."""
     game = Game()
@@ -336,9 +347,95 @@ def test_what_cannot_be_read_is_named(value):
 @pytest.mark.parametrize("value", [np.random.rand, random.choice, np.random.default_rng, Game.step])
 def test_functions_that_draw_from_global_generators_are_constants(value):
     """The state of those is saved with the process."""
-    game = Game()
-    game.draw = value
-    assert "draw" not in capture(game)["env"]
+    game, other = Game(), Game()
+    game.draw = other.draw = value
+    restore(other, unpack(pack(capture(game))))
+    assert other.draw is value
+
+
+def counts(game):
+    """A function that changes a variable of its closure."""
+    number = 0
+
+    def count():
+        nonlocal number
+        number += 1
+
+    game.run = count
+
+
+def sums(game):
+    total = np.zeros(1)
+    game.run = lambda: np.add(total, 1, out=total)
+
+
+def moves(game):
+    def other():
+        pass
+
+    def one():
+        game.run = other
+
+    game.run = one
+
+
+def appends(game):
+    game.run = functools.partial(game.history.append, 5)
+
+
+def appends_beside_a_number(game):
+    game.run = functools.partial(lambda past: past.append(5), [])
+    game.pair = (game.run, 3)
+
+
+@pytest.mark.parametrize("prepare", [counts, sums, moves, appends, appends_beside_a_number])
+def test_functions_and_their_data_that_a_step_changed_are_named(prepare):
+    """They are no part of the state: another process would go on with its own."""
+    first, second = Game(), Game()
+    for game in (first, second):
+        prepare(game)
+    restore(second, unpack(pack(capture(first))))
+    first.run()
+    with pytest.raises(StateError, match=r"state of env\.(run|pair): found other functions, or other data in them, wanted those"):
+        restore(second, unpack(pack(capture(first))))
+
+
+def test_a_list_of_an_attribute_and_of_a_function_stays_one():
+    first, second = Game(), Game()
+    for game in (first, second):
+        appends(game)
+    restore(second, unpack(pack(capture(first))))
+    second.run()
+    assert second.history == [5]
+
+
+class Seen(Walk):
+    """Shows its position and more."""
+
+    observation_space = gymnasium.spaces.Dict(position=Walk.observation_space, more=Discrete(2))
+
+    def reset(self, **given):
+        return {"position": super().reset(**given)[0], "more": 0}, {}
+
+    def step(self, action):
+        return {"position": super().step(action)[0], "more": 0}, 0.0, False, False, {}
+
+
+def wrapped():
+    """Wrappers of gymnasium whose functions hold lists, arrays and environments."""
+    env = gymnasium.wrappers.FilterObservation(Seen(), ["position"])
+    env = gymnasium.wrappers.RescaleObservation(gymnasium.wrappers.FlattenObservation(env), np.float32(-1), np.float32(1))
+    return gymnasium.wrappers.TransformReward(env, lambda reward: reward + 0.5)
+
+
+def test_wrappers_of_gymnasium_go_on():
+    first, second = wrapped(), wrapped()
+    for env in (first, second):
+        env.reset(seed=1)
+        seed_spaces(env, 1)
+    first.step(0)
+    restore(second, unpack(pack(capture(first))))
+    assert first.step(0) == second.step(0)
 
 
 def damaged(state, damage):
