@@ -32,6 +32,15 @@ def takes_turns(env: object) -> bool:
     return callable(getattr(env, "agent_iter", None))
 
 
+def as_bools(ends: Any, *, name: str) -> NDArray[np.bool_]:
+    """Return the ends of several rows; raise `ConfigError` where they are no numbers: None would be False."""
+    array = np.asarray(ends)
+    if array.dtype.kind not in "biuf":
+        found, wanted = str(array.ravel()[:4].tolist()), "bools, or other numbers"
+        raise ConfigError(f"{name} returns other ends than bools", found=found, wanted=wanted, fix="correct the environment")
+    return array.astype(np.bool_, copy=False)
+
+
 class AgentRows(VectorEnv[Any, Any, Any]):
     """Copies of one environment with A agents each: row c * A + a is agent a of copy c, in the order of `possible_agents`.
 
@@ -76,10 +85,12 @@ class AgentRows(VectorEnv[Any, Any, Any]):
                 starts[list(rows.values())] = True
                 continue
             observations, rewards, ends, cuts, infos = env.step({agent: actions[row] for agent, row in acting.items()})
+            there = list(acting.values())
+            terminated[there], truncated[there] = (
+                as_bools([end[agent] for agent in acting], name=self.name) for end in (ends, cuts)
+            )
             for agent, row in acting.items():
-                seen[row], reward[row], terminated[row], truncated[row] = (
-                    values[agent] for values in (observations, rewards, ends, cuts)
-                )
+                seen[row], reward[row] = observations[agent], rewards[agent]
                 if terminated[row] or truncated[row]:
                     seen[row] = self._last[row] = deepcopy(seen[row])  # the environment may write the next one over it
             self._note(number, infos, masks)

@@ -62,7 +62,7 @@ class ObservationReader:
     def __call__(self, batch: Any, info: Mapping[str, Any], *, acted_on: NDArray[np.bool_]) -> Array:
         """Return the observations [B, *frame] of a batch; an action is chosen on those of `acted_on` [B].
 
-        Raises `ConfigError` for an array of another shape than its space, for an image of bytes in another dtype, for a mask of
+        Raises `ConfigError` for an array of another shape than its space, for bytes or choices in another dtype, for a mask of
         another form, and for one that allows no action where one is chosen.
         """
         arrays = [self._cast(each, batch, len(acted_on)) for each in self._seen]
@@ -123,6 +123,8 @@ class ObservationReader:
             raise self._outside(each.leaf, f"shape {array.shape}", wanted=f"shape {wanted}")
         if each.leaf.dtype == "uint8" and array.dtype != np.uint8:  # the learner would have other bytes than the actor acted on
             raise self._outside(each.leaf, f"dtype {array.dtype}", wanted="dtype uint8")
+        if each.leaf.choices and array.dtype.kind not in "biu":
+            raise self._outside(each.leaf, f"dtype {array.dtype}", wanted="integers")
         return each.cast(array)
 
     def _outside(self, leaf: Leaf, found: str, *, wanted: str) -> ConfigError:

@@ -21,7 +21,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from common.envs import state
-from common.envs.agents import STARTS, AgentRows
+from common.envs.agents import STARTS, AgentRows, as_bools
 from common.envs.observation import AnyVectorEnv, ObservationReader
 from common.envs.spaces import describe_action
 from common.envs.spec import ACTION_MASK, EnvSettings, EnvSpec
@@ -99,7 +99,8 @@ class VectorEnvironment:
     def step(self, action: Array) -> Transition:
         """Take `action`: [B] or [B, K] int64 from 0, or [B, A] float32, clipped to the space's bounds here.
 
-        Raises `ConfigError` where the environment returns arrays of other shapes than its space and its number of rows say.
+        Raises `ConfigError` where the environment returns arrays of other shapes than its space and its number of rows say, or
+        ends that are no numbers.
         """
         try:
             observed, rewards, terminated, truncated, info = self.native.step(self.to_native(action))
@@ -108,9 +109,7 @@ class VectorEnvironment:
             raise
         self.offers_masks |= self._offered(info)
         reward = np.asarray(rewards, np.float32)
-        terminated, truncated = (
-            np.asarray(ends, np.bool_) for ends in (terminated, truncated)
-        )  # some simulators return integers
+        terminated, truncated = (as_bools(ends, name=self._name) for ends in (terminated, truncated))
         if not reward.shape == terminated.shape == truncated.shape == self._ended.shape:
             fact = f"{self._name} returns rewards, terminated and truncated of other shapes"
             found, wanted = f"{reward.shape}, {terminated.shape} and {truncated.shape}", f"{self._ended.shape} of each"

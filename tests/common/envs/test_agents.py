@@ -187,6 +187,22 @@ def vanishes(env):
     return wrapped
 
 
+def ends_with(end, place):
+    """A `step` that returns `end` as terminated, place 2, or truncated, place 3, of each agent."""
+
+    def changed(env):
+        step = env.step
+
+        def wrapped(actions):
+            results = list(step(actions))
+            results[place] = dict.fromkeys(results[place], end)
+            return tuple(results)
+
+        return wrapped
+
+    return changed
+
+
 def spaces(one, other):
     return lambda _: {"short": one, "long": other}.__getitem__
 
@@ -199,6 +215,8 @@ def spaces(one, other):
             "lets agent 'short' play after its end, or without a place: found env.agents ['short', 'long']",
         ),
         ({"step": returns_at(2)}, "lets agent 'short' play after its end"),
+        ({"step": ends_with(None, 2)}, "returns other ends than bools: found [None, None], wanted bools, or other numbers"),
+        ({"step": ends_with("False", 3)}, "returns other ends than bools: found ['False', 'False'], wanted"),
         ({"step": vanishes}, "lets agent 'long' leave without an end: found env.agents [], wanted ['long']"),
         (
             {"observation_space": spaces(Box(-1, 3, (2,), np.float32), Box(-1, 3, (4,), np.float32))},
@@ -214,7 +232,7 @@ def spaces(one, other):
         ),
         ({"possible_agents": lambda _: []}, "made no environment"),
     ],
-    ids=["returns at once", "returns later", "vanishes", "observations", "actions", "aec", "nobody"],
+    ids=["returns at once", "returns later", "none", "string", "vanishes", "observations", "actions", "aec", "nobody"],
 )
 def test_agents_that_no_shared_policy_can_play_are_refused_by_name(own, changes, words):  # noqa: F811
     with pytest.raises(ConfigError) as error, trial(own(lambda: wrong(**changes)), env_steps=20):

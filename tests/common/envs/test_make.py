@@ -888,6 +888,8 @@ PAIR = Dict(goal=Discrete(5), joints=VECTOR)
         ),
         (Box(0, 255, (16, 16), np.uint8), np.ones((4, 16, 16)), "found dtype float64, wanted dtype uint8"),
         (Box(0, 255, (16, 16), np.uint8), np.full((4, 16, 16), 300), "found dtype int64, wanted dtype uint8"),
+        (Discrete(5), np.full(4, 2.7), "found dtype float64, wanted integers"),
+        (MultiBinary(2), np.full((4, 2), "0"), "found dtype <U1, wanted integers"),
         (PAIR, {"goal": np.zeros(4, int), "joints": np.zeros((2, 4))}, r"found joints shape \(2, 4\), wanted shape \(4, 2\)"),
     ],
 )
@@ -913,6 +915,17 @@ def test_rewards_and_ends_that_are_not_one_for_each_environment_are_refused(own,
     env.reset(0)
     said = rf"rewards, terminated and truncated of other shapes: found {found}, wanted \(4,\) of each"
     with pytest.raises(ConfigError, match=said):
+        env.step(np.zeros(4, int))
+
+
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
+@pytest.mark.parametrize("ends", [[None] * 4, [False, None, False, False], np.array(["False"] * 4)])
+def test_ends_of_a_vector_environment_that_are_no_numbers_are_refused(own, name, ends) -> None:
+    env = make(own(lambda: ByHand(4, VECTOR, **{name: ends}), num_envs=4))
+    env.reset(0)
+    with pytest.raises(
+        ConfigError, match=rf"returns other ends than bools: found \[.*{ends[1]}.*\], wanted bools, or other numbers"
+    ):
         env.step(np.zeros(4, int))
 
 
