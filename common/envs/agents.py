@@ -5,7 +5,7 @@ Nothing here imports PettingZoo: an environment is recognised by its attributes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -49,10 +49,13 @@ class AgentRows(VectorEnv[Any, Any, Any]):
     """
 
     def __init__(self, copies: Sequence[Any], *, name: str) -> None:
-        """Take over the `copies`. Raises `ConfigError` where not all agents of all of them have the same spaces."""
+        """Take over the `copies`. Raises `ConfigError` where they have other agents, or agents other spaces, than the first."""
         first = copies[0]
         self.copies, self.name = list(copies), name
         self.agents = tuple(first.possible_agents)
+        if other := [env.possible_agents for env in copies if tuple(env.possible_agents) != self.agents]:
+            fact, wanted = f"{name} makes copies of other agents", f"those of the first one, {list(self.agents)}, in each"
+            raise ConfigError(fact, found=list(other[0]), wanted=wanted, fix="correct the environment")
         self.num_envs = len(self.copies) * len(self.agents)
         self.metadata = {**getattr(first, "metadata", {}), "autoreset_mode": AutoresetMode.NEXT_STEP}
         self.render_mode = getattr(first, "render_mode", None)
@@ -85,6 +88,8 @@ class AgentRows(VectorEnv[Any, Any, Any]):
                 starts[list(rows.values())] = True
                 continue
             observations, rewards, ends, cuts, infos = env.step({agent: actions[row] for agent, row in acting.items()})
+            for what, values in {"observation": observations, "reward": rewards, "terminated": ends, "truncated": cuts}.items():
+                self._require(what, values, acting)
             there = list(acting.values())
             terminated[there], truncated[there] = (
                 as_bools([end[agent] for agent in acting], name=self.name) for end in (ends, cuts)
@@ -123,10 +128,17 @@ class AgentRows(VectorEnv[Any, Any, Any]):
     def _begin(self, number: int, seen: dict[int, Any], masks: dict[int, Any], seed: int | None = None) -> None:
         """Begin an episode in a copy; add the first observations and the masks of its agents."""
         observations, infos = self.copies[number].reset(seed=seed)
+        self._require("first observation", observations, self.agents)
         for agent, row in self._rows(number).items():
             self._last.pop(row, None)
             seen[row] = observations[agent]
         self._note(number, infos, masks)
+
+    def _require(self, what: str, values: Any, agents: Collection[Any]) -> None:
+        """Raise `ConfigError` where one of `agents` is not in `values`."""
+        if lost := [agent for agent in agents if agent not in values]:
+            fact, wanted = f"{self.name} returns no {what} of agent {lost[0]!r}", f"one of each of {list(agents)}"
+            raise ConfigError(fact, found=f"those of {list(values)}", wanted=wanted, fix="correct the environment")
 
     def _note(self, number: int, infos: Any, masks: dict[int, Any]) -> None:
         """Add the masks of the agents of a copy; raise `ConfigError` where its agents are not those that have not ended."""

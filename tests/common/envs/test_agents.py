@@ -203,6 +203,22 @@ def ends_with(end, place):
     return changed
 
 
+def lacks(place, method="step"):
+    """A method that returns nothing of `long` at a place."""
+
+    def changed(env):
+        before = getattr(env, method)
+
+        def wrapped(*arguments, **named):
+            results = list(before(*arguments, **named))
+            results[place] = {agent: value for agent, value in results[place].items() if agent != "long"}
+            return tuple(results)
+
+        return wrapped
+
+    return changed
+
+
 def spaces(one, other):
     return lambda _: {"short": one, "long": other}.__getitem__
 
@@ -217,6 +233,15 @@ def spaces(one, other):
         ({"step": returns_at(2)}, "lets agent 'short' play after its end"),
         ({"step": ends_with(None, 2)}, "returns other ends than bools: found [None, None], wanted bools, or other numbers"),
         ({"step": ends_with("False", 3)}, "returns other ends than bools: found ['False', 'False'], wanted"),
+        (
+            {"reset": lacks(0, "reset")},
+            "returns no first observation of agent 'long': found those of ['short'], wanted one of each of ['short', 'long']",
+        ),
+        (
+            {"step": lacks(0)},
+            "returns no observation of agent 'long': found those of ['short'], wanted one of each of ['short', ",
+        ),
+        ({"step": lacks(1)}, "returns no reward of agent 'long'"),
         ({"step": vanishes}, "lets agent 'long' leave without an end: found env.agents [], wanted ['long']"),
         (
             {"observation_space": spaces(Box(-1, 3, (2,), np.float32), Box(-1, 3, (4,), np.float32))},
@@ -232,7 +257,20 @@ def spaces(one, other):
         ),
         ({"possible_agents": lambda _: []}, "made no environment"),
     ],
-    ids=["returns at once", "returns later", "none", "string", "vanishes", "observations", "actions", "aec", "nobody"],
+    ids=[
+        "returns at once",
+        "returns later",
+        "none",
+        "string",
+        "no first",
+        "no next",
+        "no reward",
+        "vanishes",
+        "observations",
+        "actions",
+        "aec",
+        "nobody",
+    ],
 )
 def test_agents_that_no_shared_policy_can_play_are_refused_by_name(own, changes, words):  # noqa: F811
     with pytest.raises(ConfigError) as error, trial(own(lambda: wrong(**changes)), env_steps=20):
@@ -245,6 +283,12 @@ def test_a_number_of_rows_that_is_no_multiple_of_the_agents_is_refused():
     words = r"has 2 agents, of which each has a row: found 5 rows in a process, wanted a multiple of 2"
     with pytest.raises(ConfigError, match=words):
         make(PROBE.model_copy(update={"num_envs": 5}))
+
+
+def test_copies_of_other_agents_are_refused(own):  # noqa: F811
+    names = iter([["short", "long"], ["long", "short"]])
+    with pytest.raises(ConfigError, match=r"copies of other agents: found \['long', 'short'\], wanted .*\['short', 'long'\]"):
+        make(own(lambda: wrong(possible_agents=lambda _: next(names)), num_envs=4))
 
 
 def test_a_function_that_returns_the_same_copy_twice_is_refused(own):  # noqa: F811
