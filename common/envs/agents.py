@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from numpy.typing import NDArray
 
+from common.envs.spaces import require_integers
 from common.envs.spec import ACTION_MASK
 from common.errors import ConfigError
 
@@ -158,6 +159,7 @@ class AgentRows(VectorEnv[Any, Any, Any]):
 
     def _batch(self, seen: dict[int, Any]) -> Any:
         items, space = [seen[row] for row in range(self.num_envs)], self.single_observation_space
+        require_integers(self.name, space, items)
         return concatenate(space, items, create_empty_array(space, self.num_envs))  # type: ignore[arg-type]  # its own type
 
     def _info(self, masks: dict[int, Any], starts: NDArray[np.bool_]) -> dict[str, Any]:

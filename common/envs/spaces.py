@@ -6,8 +6,9 @@ A batch of observations passes through its casts each env step, so a cast is a v
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial, reduce
+from operator import getitem
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -64,6 +65,16 @@ def leaf_spaces(
         return
     for key, inner in space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces):
         yield from leaf_spaces(inner, f"{path}/{key}".lstrip("/"), (*keys, key))
+
+
+def require_integers(name: str, space: Space[Any], observations: Iterable[Any]) -> None:
+    """Raise `ConfigError` for an integer beyond the dtype of its space: gymnasium's cast, when it joins rows, wraps it around."""
+    for path, keys, inner in leaf_spaces(space):
+        for seen in observations if inner.dtype is not None and inner.dtype.kind in "iu" else ():
+            array = np.asarray(reduce(getitem, keys, seen))
+            if array.dtype.kind in "iu" and (beyond := array != array.astype(inner.dtype)).any():
+                fact, found = f"{name} returns observations outside its observation space", f"{path} {array[beyond][0]}".strip()
+                raise ConfigError(fact, found=found, wanted=f"integers of {inner.dtype}", fix="correct the environment")
 
 
 def _lies_in(path: str, chosen: Sequence[str]) -> bool:

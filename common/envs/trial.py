@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import gymnasium
@@ -13,6 +13,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from common.envs.leaves import action_mask, random_allowed, split
 from common.envs.make import build
+from common.envs.spaces import require_integers
 from common.envs.spec import EnvSettings, EnvSpec
 from common.envs.state import seed_generators
 from common.envs.vector import Array, VectorEnvironment
@@ -42,11 +43,11 @@ def trial(settings: EnvSettings, *, num_envs: int = 1, env_steps: int = 0) -> It
         try:
             environment = stack.enter_context(closing(build(settings, num_envs)))
             wanted = f"observations of shape {environment.spec.observation_shape}"
+            if type(environment.native) is SyncVectorEnv:
+                environment.native.envs = [_Checked(env, settings.name) for env in environment.native.envs]
             observation = environment.reset(0)
             _require_observation(observation, environment.spec, settings)
             wanted += ", a single number as each reward, and a bool as terminated and as truncated"
-            if type(environment.native) is SyncVectorEnv:
-                environment.native.envs = [_RequiresEnds(env) for env in environment.native.envs]
             random, until = np.random.default_rng(0), time.monotonic() + TRIAL_SECONDS
             for number in range(env_steps):
                 if number >= LEAST_STEPS and time.monotonic() >= until:
@@ -68,15 +69,30 @@ def trial(settings: EnvSettings, *, num_envs: int = 1, env_steps: int = 0) -> It
         yield environment
 
 
-class _RequiresEnds(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Refuses ends that are no numbers: gymnasium takes None for False, and no episode ends."""
+class _Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Refuses ends that are no numbers, as gymnasium takes None for False, and integers beyond the dtype of their space."""
+
+    def __init__(self, env: Any, name: str) -> None:
+        super().__init__(env)
+        self._name = name
+
+    def reset(self, **given: Any) -> tuple[Any, Any]:
+        """As of `gymnasium.Env`."""
+        observation, info = self.env.reset(**given)
+        self._require_integers(observation)
+        return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         """As of `gymnasium.Env`."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         if not all(isinstance(end, int | float) or hasattr(end, "dtype") for end in (terminated, truncated)):
             raise TypeError(f"terminated {terminated!r}, truncated {truncated!r}")
+        self._require_integers(observation)
         return observation, reward, terminated, truncated, info
+
+    def _require_integers(self, observation: Any) -> None:
+        with suppress(LookupError):  # of a leaf that is missing, which is found by its name afterwards
+            require_integers(self._name, self.env.observation_space, [observation])
 
 
 def _require_observation(observation: Array, spec: EnvSpec, settings: EnvSettings) -> None:

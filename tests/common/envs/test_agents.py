@@ -219,6 +219,16 @@ def lacks(place, method="step"):
     return changed
 
 
+def shows(observation):
+    """A `reset` that returns `observation` of each agent."""
+
+    def changed(env):
+        reset = env.reset
+        return lambda **given: (dict.fromkeys(env.possible_agents, observation), reset(**given)[1])
+
+    return changed
+
+
 def spaces(one, other):
     return lambda _: {"short": one, "long": other}.__getitem__
 
@@ -242,6 +252,10 @@ def spaces(one, other):
             "returns no observation of agent 'long': found those of ['short'], wanted one of each of ['short', ",
         ),
         ({"step": lacks(1)}, "returns no reward of agent 'long'"),
+        (
+            {"observation_space": lambda _: lambda _: Box(-1, 3, (2,), np.int8), "reset": shows(np.array([1, 300]))},
+            "returns observations outside its observation space: found 300, wanted integers of int8",
+        ),
         ({"step": vanishes}, "lets agent 'long' leave without an end: found env.agents [], wanted ['long']"),
         (
             {"observation_space": spaces(Box(-1, 3, (2,), np.float32), Box(-1, 3, (4,), np.float32))},
@@ -265,6 +279,7 @@ def spaces(one, other):
         "no first",
         "no next",
         "no reward",
+        "integers",
         "vanishes",
         "observations",
         "actions",

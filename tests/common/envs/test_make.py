@@ -828,6 +828,31 @@ def test_an_end_that_is_no_bool_is_refused(own, ends) -> None:
         pass
 
 
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(
+    ("space", "shown", "found"),
+    [
+        (Box(0, 255, (16, 16), np.uint8), np.full((16, 16), 300, np.uint16), "300, wanted integers of uint8"),
+        (Box(-9, 9, (2,), np.int8), np.array([3, -129]), "-129, wanted integers of int8"),
+        (
+            Dict(a=VECTOR, b=MultiBinary(2)),
+            {"a": np.zeros(2, np.float32), "b": np.array([0, 256])},
+            "b 256, wanted integers of int8",
+        ),
+    ],
+)
+def test_an_integer_beyond_the_dtype_of_its_space_is_found_before_a_run(own, space, shown, found, later) -> None:
+    """Gymnasium's cast wraps it around: 300 was 44."""
+
+    class Wide(Echo):
+        def _look(self):
+            return shown if len(self.taken) >= later else space.sample()
+
+    said = f"returns observations outside its observation space: found {found}"
+    with pytest.raises(ConfigError, match=said), trial(own(lambda: Wide(space, DISCRETE)), env_steps=2):
+        pass
+
+
 @pytest.mark.parametrize("end", [True, 1, 1.0, np.True_, np.int8(1), np.array(True)])
 def test_an_end_that_is_a_number_is_none_that_is_refused(own, end) -> None:
     class Ends(Echo):
