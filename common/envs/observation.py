@@ -70,7 +70,8 @@ class ObservationReader:
             return arrays[0]
         if self._in_info:
             unknown = () if acted_on.any() else np.ones((len(acted_on), len(self._leaves[-1].choices)), np.uint8)
-            arrays.append(np.asarray(info.get(ACTION_MASK, unknown)))
+            masks = np.asarray(info.get(ACTION_MASK, unknown))
+            arrays.append(self._of_lists(masks) if masks.dtype == object else masks)
         if self._mask is not None:
             self._check(arrays[-1], info, acted_on)
         return join(self._leaves, arrays)
@@ -130,6 +131,14 @@ class ObservationReader:
     def _outside(self, leaf: Leaf, found: str, *, wanted: str) -> ConfigError:
         fact = f"{self._name} returns observations outside its observation space"
         return ConfigError(fact, found=f"{leaf.path} {found}".strip(), wanted=wanted, fix="correct the environment")
+
+    def _of_lists(self, masks: Array) -> Array:
+        """Return the masks [B, N] that single environments gave as lists; that of an environment without one forbids all."""
+        none = np.zeros(len(self._leaves[-1].choices))
+        try:
+            return np.stack([none if mask is None else np.asarray(mask) for mask in masks])
+        except ValueError as error:
+            raise self._wrong_mask("lists of several lengths") from error
 
     def _check(self, mask: Array, info: Mapping[str, Any], acted_on: NDArray[np.bool_]) -> None:
         if mask.shape != (len(acted_on), len(self._leaves[-1].choices)):

@@ -188,13 +188,14 @@ class Silent(Told):
         return seen, reward, terminated, truncated, {} if self.age == 3 else info
 
 
+@pytest.mark.parametrize("kind", [np.array, list, tuple])
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
 @pytest.mark.parametrize("num_envs", [1, 2])
-def test_a_last_observation_needs_no_mask(monkeypatch, mode, num_envs):
+def test_a_last_observation_needs_no_mask(monkeypatch, mode, num_envs, kind):
     """Also where all environments end in one step, and none has one."""
     import common.envs.probes as module
 
-    info = {"action_mask": np.array([1, 0, 1], np.int8)}
+    info = {"action_mask": kind([1, 0, 1])}
     monkeypatch.setattr(module, "told", lambda: Silent(PLAIN, ONES, info, truncates=True), raising=False)
     settings = EnvSettings(entry_point="common.envs.probes:told", num_envs=num_envs, action_mask=True, autoreset=mode)
     environment = make(settings)
@@ -266,6 +267,8 @@ def test_leaves_that_are_not_chosen_may_be_anything(told, mode):
         ((TWO, {"a": ONES}), False, "returns an observation without b: found keys a, wanted all arrays of its space"),
         ((PLAIN, ONES), True, r"gives no mask of its actions: found none in info, with \[\], wanted 3 numbers 0 or 1 in info"),
         ((PLAIN, ONES, {"action_mask": np.ones(2, np.int8)}), True, r"found one of shape \(2,\), wanted 3 numbers"),
+        ((PLAIN, ONES, {"action_mask": [1, 1]}), True, r"found one of shape \(2,\), wanted 3 numbers"),
+        ((PLAIN, ONES, {"action_mask": [1, [0]]}), True, "found lists of several lengths, wanted 3 numbers"),
         ((PLAIN, ONES, {"action_mask": np.zeros(3, np.int8)}), True, "allows no action: found a mask of zeros, or none, of env"),
         ((PLAIN, ONES, {"action_mask": np.full(3, 7, np.int8)}), True, "found one with 7, wanted 3 numbers 0 or 1"),
         (
