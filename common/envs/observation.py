@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from common.envs.leaves import components_allowed, join, joined_dtype
 from common.envs.spaces import DescribedLeaf, describe_observation, leaf_spaces
-from common.envs.spec import ACTION_MASK, ONE_ARRAY, ActionSpec, EnvSettings, Leaf
+from common.envs.spec import ACTION_MASK, LEAST_ROWS, ONE_ARRAY, ActionSpec, EnvSettings, Leaf
 from common.errors import ConfigError
 
 Array: TypeAlias = NDArray[Any]
@@ -180,5 +180,9 @@ def _mask_leaf(action: ActionSpec) -> Leaf:
 def _cropped(image: DescribedLeaf, rows: tuple[int, int]) -> DescribedLeaf:
     """Return an Atari image without `rows` at top and bottom: a view, nothing is copied."""
     (*stacked, height, width), whole, (top, bottom) = image.leaf.shape, image.cast, rows  # a user's function may stack frames
-    leaf = replace(image.leaf, shape=(*stacked, height - top - bottom, width))
+    left = height - top - bottom
+    if left < LEAST_ROWS and left < height:
+        fact, found = "env.crop leaves too few rows of the image", f"{left} of {height}"
+        raise ConfigError(fact, found=found, wanted=f"at least {LEAST_ROWS}", fix="change env.crop")
+    leaf = replace(image.leaf, shape=(*stacked, left, width))
     return image._replace(leaf=leaf, cast=lambda batch: whole(batch)[..., top : height - bottom, :])

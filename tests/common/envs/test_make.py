@@ -98,6 +98,20 @@ def test_a_crop_that_leaves_nothing_to_see_is_refused():
         EnvSettings(height=55, crop=(9, 41))
 
 
+@pytest.mark.parametrize("crop", [(10, 7), (20, 20)])
+def test_a_crop_of_the_image_of_a_function_is_measured_by_that_image(own, crop) -> None:
+    """`env.height` has no effect on it."""
+
+    def function(height: int) -> AtariVectorEnv:
+        return AtariVectorEnv(game="pong", num_envs=1, stack_num=1, img_height=height, img_width=32)
+
+    assert make(own(function, num_envs=1, crop=(60, 60), kwargs={"height": 136})).spec.observation_shape == (16, 32)
+    assert make(own(function, num_envs=1, kwargs={"height": 12})).spec.observation_shape == (12, 32)
+    said = f"env.crop leaves too few rows of the image: found {32 - sum(crop)} of 32, wanted at least 16; change env.crop"
+    with pytest.raises(ConfigError, match=said):
+        make(own(function, num_envs=1, crop=crop, kwargs={"height": 32}))
+
+
 def test_atari_gives_single_grey_frames_of_the_size_asked_for() -> None:
     """Frames cross the wire once, so the environment must not stack them itself."""
     settings = EnvSettings(id="ALE/MsPacman-v5", num_envs=2, height=42, width=50, frame_stack=4, frame_skip=3)
@@ -674,6 +688,10 @@ def test_random_play_takes_actions_inside_of_one_bound(own) -> None:
         ({"entry_point": "no.such:thing"}, r"a module that does not exist: found no.such \(No module named 'no'\)"),
         ({"entry_point": "common.envs.probes:countin"}, "names no function of .*: found countin, wanted counting"),
         ({"entry_point": "common.envs.probes:counting", "kwargs": {"a": 1}}, "does not take env.kwargs: found {'a': 1}"),
+        (
+            {"entry_point": f"{__name__}:ByHand", "kwargs": {"num_envs": 64}},
+            "kwargs has num_envs: found 64, .*; set env.num_envs",
+        ),
         ({"entry_point": "common.envs.probes:Box", "kwargs": {"low": 0, "high": 1}}, "made no environment: found .*Box"),
     ],
 )
