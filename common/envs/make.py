@@ -187,6 +187,9 @@ def _from_function(settings: EnvSettings, entry_point: str, num_envs: int, mode:
     """Call the user's function once for a vector environment, or once for each single one."""
     function = extensions.import_attribute(entry_point, setting="env.entry_point" if settings.entry_point else "env.id")
     taken = inspect.signature(function).parameters
+    if "num_envs" in settings.kwargs and "num_envs" in taken:
+        found, wanted = settings.kwargs["num_envs"], "other arguments, because env.num_envs has the number"
+        raise ConfigError("env.kwargs has num_envs", found=found, wanted=wanted, fix="set env.num_envs")
     offered = {"num_envs": num_envs} | ({"render_mode": PICTURE} if render else {})
     kwargs = settings.kwargs | {name: value for name, value in offered.items() if name in taken}
     if render and any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
