@@ -43,16 +43,22 @@ class LoadedSettings:
 
 
 def load_settings(
-    *, preset: str | None, overrides: Sequence[str] = (), environ: Mapping[str, str], strict: bool = False
+    *,
+    preset: str | None,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str],
+    strict: bool = False,
+    source: str = COMMAND_LINE,
 ) -> LoadedSettings:
     """Return the settings of `preset` (a name, a path, or None for the defaults), changed by `environ` and `overrides`.
 
-    `overrides` are `section.key=value`. Raises `ConfigError` with all invalid values at once: key, value found, value wanted,
-    source. A value without effect (`common.conditions`) has a note, or with `strict` is refused where `overrides` set it.
+    `overrides` are `section.key=value`, from `source`. Raises `ConfigError` with all invalid values at once: key, value found,
+    value wanted, source. A value without effect (`common.conditions`) has a note, or with `strict` is refused where `overrides`
+    set it.
     """
     default = Layer(source=DEFAULT, values=nest(("algorithm", "name"), Settings().algorithm.name))
     chosen = list(_preset_layers(find_preset(preset))) if preset else []
-    stack = [default, *chosen, *_environment_layers(environ), *map(override_layer, overrides)]
+    stack = [default, *chosen, *_environment_layers(environ), *(override_layer(text, source=source) for text in overrides)]
     return _named_by_environment(_with_notes(_validated(stack, environ), chosen, strict=strict), chosen)
 
 
@@ -288,13 +294,16 @@ def _require_separators(environ: Mapping[str, str], values: Tree) -> None:
                 raise ConfigError("environment variable sets nothing", found=name, wanted=wanted)
 
 
-def override_layer(text: str) -> Layer:
-    """Return the layer of one `section.key=value`. Raises `ConfigError` for other text, and for a value that is no YAML."""
+def override_layer(text: str, *, source: str = COMMAND_LINE) -> Layer:
+    """Return the layer of one `section.key=value` from `source`.
+
+    Raises `ConfigError` for other text, and for a value that is no YAML.
+    """
     key, equals, value = text.partition("=")
     path = tuple(key.split("."))
     if not equals or not all(path):
         raise ConfigError("argument is no setting", found=repr(text), wanted="section.key=value, such as env.num_envs=16")
-    return Layer(source=COMMAND_LINE, values=nest(path, _value(path, value, source=f"{COMMAND_LINE} {key}")))
+    return Layer(source=source, values=nest(path, _value(path, value, source=f"{source} {key}")))
 
 
 def _value(path: tuple[str, ...], text: str, *, source: str) -> Any:

@@ -26,6 +26,7 @@ from services.cli.series.grid import SERIES_FILE, Member, members, parse_seeds, 
 from services.cli.train.plan import check_workers
 from services.cli.train.ports import has_port
 
+SWEEP_FILE = "file of the sweep"  # source of the settings of its trials
 SAVED_OPTIONS = {"--actors", "--log-format"}  # of `rookery train`
 
 
@@ -238,7 +239,7 @@ def require_own_ids(loaded: LoadedSettings) -> None:
     run = loaded.settings.run
     if (found := run.id) and not is_config_of_a_run(loaded.provenance["run.id"]):
         raise ConfigError("run.id of a series", found=found, wanted="none: each of its runs has an id of its own")
-    if (found := run.dir) and loaded.provenance["run.dir"] == COMMAND_LINE:
+    if (found := run.dir) and loaded.provenance["run.dir"] in {COMMAND_LINE, SWEEP_FILE}:
         raise ConfigError("run.dir of a series", found=found, wanted="none", fix="name the folder of all its runs by --run-dir")
 
 

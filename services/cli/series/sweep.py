@@ -25,7 +25,7 @@ from common.runtime.run_directory import RunDirectory, held
 from common.units import Seconds
 from services.cli.compare.runs import RunData, read_run
 from services.cli.compare.tables import TextTable, print_tables, reached_target, remark_on_evaluation, remark_on_mean
-from services.cli.series.plan import effective_settings, require_own_ids, require_settings, try_runs, written_folder
+from services.cli.series.plan import SWEEP_FILE, effective_settings, require_own_ids, require_settings, try_runs, written_folder
 from services.cli.series.run import TrainProcesses, is_finished, train_arguments
 from services.cli.series.space import Choices, Sweep, as_text, read_sweep
 from services.cli.train.view import number
@@ -41,7 +41,7 @@ VALUES = {  # of the goals, as a line on a trial without one names them
 REMARKS = {"mean100": remark_on_mean, "evaluation": remark_on_evaluation}  # beside the value of a goal
 STAGES = 20  # points of a curve, at equal distances over the budget, at which trials are compared
 FIRST_STAGE = 5  # that is compared; the first of all is 1
-MAX_FAILURES = 2  # in a row: their cause is not the settings that were drawn, but such as a full disk
+MAX_FAILURES = 2  # in a row: more would follow, as on a full disk
 STARTUP_TRIALS = 4  # before the first trial that is compared
 POLL_SECONDS: Seconds = 2.0  # between two looks at a curve
 
@@ -71,7 +71,7 @@ def _check(sweep: Sweep, folder: Path, *, resume: bool, environ: Mapping[str, st
     if not resume:
         sweep.require_once()
     for values in sweep.corners():
-        loaded = load_settings(preset=sweep.preset, overrides=sweep.overrides(values), environ=environ)
+        loaded = _load(sweep, values, environ)
         if resume:  # also a sweep that an earlier version began
             continue
         require_own_ids(loaded)
@@ -134,7 +134,12 @@ def run_sweep(
             values = _suggest(trial, sweep)
             chosen = ", ".join(f"{key}={as_text(key, value)}" for key, value in values.items())
             show(f"trial {_counted(study)} of {sweep.trials}, {place.name}: {chosen}")
-            ended = _run_trial(trial, sweep, values, place, trainer=trainer, show=show, environ=environ, options=options)
+            try:
+                ended = _run_trial(trial, sweep, values, place, trainer=trainer, show=show, environ=environ, options=options)
+            except ConfigError as error:  # values that conflict: only bounds and choices were checked before
+                study.tell(trial, state=TrialState.FAIL)
+                show(f"{place.name} counts as failed: {error}")
+                ended = 1
             if ended == INTERRUPTED:
                 code = ended
                 break
@@ -166,7 +171,12 @@ def _lasting(sweep: Sweep) -> dict[str, Any]:
 
 def _corners(sweep: Sweep, environ: Mapping[str, str]) -> list[LoadedSettings]:
     """Return the settings of trials with each bound and each choice."""
-    return [load_settings(preset=sweep.preset, overrides=sweep.overrides(values), environ=environ) for values in sweep.corners()]
+    return [_load(sweep, values, environ) for values in sweep.corners()]
+
+
+def _load(sweep: Sweep, values: Mapping[str, Any], environ: Mapping[str, str]) -> LoadedSettings:
+    """Return the settings of a trial with `values` for the settings that are searched."""
+    return load_settings(preset=sweep.preset, overrides=sweep.overrides(values), environ=environ, source=SWEEP_FILE)
 
 
 def _next_trial(study: optuna.Study, sweep: Sweep) -> Trial | None:
@@ -206,9 +216,12 @@ def _run_trial(
     environ: Mapping[str, str],
     options: tuple[str, ...],
 ) -> int:
-    """Run or continue one trial and store its result; return 0, 1 for a failure, or 130."""
+    """Run or continue one trial and store its result; return 0, 1 for a failure, or 130.
+
+    Raises `ConfigError` for values that conflict, and for files of the run that cannot be read.
+    """
     overrides = sweep.overrides(values)
-    budget = load_settings(preset=sweep.preset, overrides=overrides, environ=environ).settings.target.env_steps
+    budget = _load(sweep, values, environ).settings.target.env_steps
     earlier = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values  # of an interrupted trial
     watch = _Watch(trial=trial, place=place, budget=budget, reported=max(earlier, default=0))
     code = trainer.train(train_arguments(sweep.preset, overrides, options, place), over=watch.should_end)
@@ -320,7 +333,7 @@ def _show_best(
     if complete:
         best = {key: json.loads(_param(complete[0], key)) for key in sweep.search}
         overrides = sweep.overrides(best)
-        settings = load_settings(preset=sweep.preset, overrides=overrides, environ=environ).settings
+        settings = _load(sweep, best, environ).settings
         # `rookery train` refuses what has no effect. What would do harm has a value here that does none, and the preset's may.
         idle = {key for key, condition, *_ in unmet(settings) if not condition.why}
         effective = [word for word in overrides if word.partition("=")[0] not in idle]

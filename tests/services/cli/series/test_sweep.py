@@ -63,9 +63,12 @@ class FakeTrainer:
 def swept(tmp_path, write_run):
     """Run a sweep; gives exit code, trainer, and what was shown."""
 
-    def run(*, trials=6, resume=False, preset="cartpole", settings="settings: {", environ=None, trainer=None, **script):
+    def run(
+        *, trials=6, resume=False, preset="cartpole", settings="settings: {", search="", environ=None, trainer=None, **script
+    ):
         file, folder, shown, environ = tmp_path / "file.yaml", tmp_path / "sweep", io.StringIO(), environ or {}
-        file.write_text(FILE.replace("TRIALS", str(trials)).replace("settings: {", settings).replace("cartpole", preset))
+        text = FILE.replace("TRIALS", str(trials)).replace("settings: {", settings).replace("cartpole", preset)
+        file.write_text(text.replace("search:", f"search:{search}"))
         trainer, messages = trainer or FakeTrainer(write_run, **script), []
         with sweep_module.open_sweep(None if resume else file, folder, resume=resume, environ=environ) as sweep:
             code = sweep_module.run_sweep(sweep, folder, trainer=trainer, show=messages.append, stdout=shown, environ=environ)
@@ -257,6 +260,22 @@ def test_a_failed_trial_is_in_the_exit_code_and_the_search_goes_on(swept):
     assert (code, trainer.calls) == (0, [])
 
 
+def test_a_trial_of_values_that_conflict_has_failed_and_the_search_goes_on(swept, tmp_path):
+    """Each bound is valid beside the bounds of the others. The trial stayed open, and ended each resume too."""
+    search = "\n  rollout.length: {low: 64, high: 512}\n  algorithm.minibatch: {low: 2, high: 65}"
+    given = {"settings": "settings: {env.num_envs: 1, ", "search": search}
+    swept(trials=3, stop_at="t000", **given)
+    with sweep_module._study(tmp_path / "sweep", SimpleNamespace(prune=True)) as study:
+        study.enqueue_trial({"rollout.length": 64, "algorithm.minibatch": 65})
+    code, trainer, shown = swept(trials=3, resume=True)
+    assert (code, [name for name, *_ in trainer.calls]) == (1, ["t000", "t002", "t003"])
+    assert "t001 counts as failed: algorithm.minibatch: found 65, wanted at most 64" in shown
+    assert "(algorithm.minibatch from file of the sweep)" in shown
+    assert "fail " in shown
+    code, trainer, _ = swept(trials=3, resume=True)
+    assert (code, trainer.calls) == (0, [])
+
+
 def test_two_failures_in_a_row_end_the_sweep_which_can_be_resumed(swept):
     """As on a full disk, where all trials failed within seconds."""
     code, trainer, shown = swept(trials=3, codes=dict.fromkeys(("t001", "t002"), 2))
@@ -302,10 +321,11 @@ def test_the_mean_of_the_curve_begins_at_0_whenever_the_first_point_is(tmp_path,
     assert sweep_module.goal_value(late, "curve", budget=100) == 30
 
 
-def test_an_id_for_all_trials_is_refused(swept):
+@pytest.mark.parametrize("setting", ["id", "dir"])
+def test_an_id_or_a_directory_for_all_trials_is_refused(swept, setting):
     """Trackers would take them for one run."""
-    with pytest.raises(ConfigError, match=r"run\.id of a series: found mine, wanted none"):
-        swept(settings="settings: {run.id: mine, ")
+    with pytest.raises(ConfigError, match=rf"run\.{setting} of a series: found mine, wanted none"):
+        swept(settings=f"settings: {{run.{setting}: mine, ")
 
 
 @pytest.mark.parametrize("goal", ["mean100", "evaluation"])
