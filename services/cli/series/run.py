@@ -13,6 +13,7 @@ from typing import TextIO
 
 from common.config.code_references import allow_code
 from common.config.load import load_settings
+from common.errors import ConfigError
 from common.runtime.process import INTERRUPTED
 from common.runtime.run_directory import RunDirectory
 from common.units import Seconds
@@ -60,29 +61,56 @@ def run_series(
         arguments = train_arguments(series.preset, series.overrides_of(member), (*series.options, *options), path)
         code = trainer.train(arguments, log=log)
         if log:
-            show(f"{place}: {result(read_run(path)) if RunDirectory(path).begun else f'exit code {code}'}")
+            show(f"{place}: {result(read_run(path)) if _is_readable(path) else f'exit code {code}'}")
         if code == INTERRUPTED:
             interrupted.set()
         return code
 
+    def try_run(number: int, member: Member) -> int:
+        try:
+            return run(number, member)
+        except ConfigError as error:  # files of the run that cannot be read
+            show(f"{member.name} counts as failed: {error}")
+            return 1
+
     with ThreadPoolExecutor(parallel) as pool:
-        codes = list(pool.map(run, range(1, len(series.members) + 1), series.members))
-    begun = [folder / member.name for member in series.members if RunDirectory(folder / member.name).begun]
-    if begun:
-        with outlived(stdout):
-            print_runs(read_runs(begun), stdout=stdout)
-        show(f"  compare  rookery report {folder}")
-    left = [
-        member.name
-        for member in series.members
-        if not is_finished(folder / member.name, overrides=series.overrides_of(member), environ=environ)
-    ]
+        codes = list(pool.map(try_run, range(1, len(series.members) + 1), series.members))
+    _show_results(folder, [member.name for member in series.members], show=show, stdout=stdout)
+    left = [member.name for member in series.members if not _has_finished(series, folder, member, environ)]
     if left:
         show(f"  {len(left)} of {len(series.members)} runs have not finished: {', '.join(left[:8])}{', ...' if left[8:] else ''}")
         show(f"  go on    rookery train --resume --run-dir {folder}{allowed}")
     if INTERRUPTED in codes:
         return INTERRUPTED
     return 1 if any(codes) else 0
+
+
+def _show_results(folder: Path, names: Sequence[str], *, show: Callable[[str], None], stdout: TextIO) -> None:
+    """Show a table of the runs called `names` in `folder` that have begun, and whose files can be read."""
+    begun = [folder / name for name in names if _is_readable(folder / name)]
+    if begun:
+        with outlived(stdout):
+            print_runs(read_runs(begun), stdout=stdout)
+        show(f"  compare  rookery report {folder}")
+
+
+def _has_finished(series: Series, folder: Path, member: Member, environ: Mapping[str, str]) -> bool:
+    """Return whether a member has finished; False where its files cannot be read."""
+    try:
+        return is_finished(folder / member.name, overrides=series.overrides_of(member), environ=environ)
+    except ConfigError:
+        return False
+
+
+def _is_readable(path: Path) -> bool:
+    """Return whether a run has begun in `path`, and its files can be read."""
+    if not RunDirectory(path).begun:
+        return False
+    try:
+        read_run(path)
+    except ConfigError:
+        return False
+    return True
 
 
 def _allow_code(series: Series, folder: Path, environ: Mapping[str, str]) -> str:
@@ -103,7 +131,10 @@ def train_arguments(preset: str, overrides: Sequence[str], options: Sequence[str
 
 
 def is_finished(path: Path, *, overrides: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Return whether the run in `path` came to its target or spent its budget, by its own settings changed by `overrides`."""
+    """Return whether the run in `path` came to its target or spent its budget, by its own settings changed by `overrides`.
+
+    Raises `ConfigError` where its config.yaml cannot be read.
+    """
     directory = RunDirectory(path)
     summary = read_summary(directory.summary) if directory.begun else None
     if summary is None:

@@ -98,6 +98,29 @@ def test_a_failure_does_not_end_the_series_and_is_in_its_exit_code(ran, write_ru
     assert "1 of 3 runs have not finished: s2" in shown
 
 
+@pytest.mark.parametrize("text", ["run: [", "run: {sede: 1}"])
+def test_a_run_whose_settings_cannot_be_read_has_failed_and_the_others_still_run(ran, tmp_path, text):
+    ran(seeds="1-3", trainer=FakeTrainer(ran.write, stop_after="s2"))
+    (tmp_path / "series" / "s1" / "config.yaml").write_text(text)
+    code, calls, shown = ran(preset=None, resume=True)
+    assert (code, calls) == (1, [("s3", False)])
+    assert "s1 counts as failed: " in shown
+    assert "1 of 3 runs have not finished: s1" in shown
+    assert "Results" in shown
+
+
+def test_a_run_that_ends_with_files_that_cannot_be_read_is_shown_with_its_exit_code(ran, tmp_path):
+    class Breaking(FakeTrainer):
+        def train(self, argv, **_):
+            super().train(argv)
+            (tmp_path / "series" / "s1" / "config.yaml").write_text("run: [")
+            return 1
+
+    code, calls, shown = ran(seeds="1-2", trainer=Breaking(ran.write), parallel=2)
+    assert (code, len(calls)) == (1, 2)
+    assert "s1: exit code 1" in shown
+
+
 def test_a_stop_ends_the_series(ran, write_run):
     code, calls, shown = ran(seeds="1-3", trainer=FakeTrainer(write_run, {"s2": (0, False)}, stop_after="s2"))
     assert (code, [name for name, _ in calls]) == (0, ["s1", "s2"])
