@@ -181,10 +181,11 @@ def panel(frame: ViewFrame) -> Group:
     for name, value in facts(frame.status):
         grid.add_row(name, value)
     bar = Table.grid(padding=(0, 2))
-    for column in (10, 36, None):
-        bar.add_column(width=column)
+    bar.add_column(width=10, no_wrap=True)
+    bar.add_column(max_width=36)  # shrinks first on a narrow terminal
+    bar.add_column(no_wrap=True)
     done = frame.status.progress
-    bar.add_row(Text("to the end", style="bold"), ProgressBar(total=1.0, completed=done.fraction, width=36), progress_text(done))
+    bar.add_row(Text("to the end", style="bold"), ProgressBar(total=1.0, completed=done.fraction), progress_text(done))
     return Group(head, Text(), grid, Text(), bar, Text(), foot)
 
 

@@ -107,6 +107,13 @@ def test_the_panel_fits_a_small_terminal():
     assert not [line for line in lines if "…" in line]
 
 
+@pytest.mark.parametrize("width", [40, 50, 80])
+def test_a_narrow_terminal_shows_how_far_the_run_is_beside_a_shorter_bar(width):
+    line = next(line for line in drawn(FRAME, width=width).splitlines() if "to the end" in line)
+    assert line.rstrip().endswith("62%, about 2 min left")
+    assert "━━" in line
+
+
 def test_a_run_that_has_just_begun_shows_dashes_and_no_drops():
     """Before the first episode there is no score, and zero would be a lie."""
     text = drawn(ViewFrame(title="pong, seed 1", run_dir="runs/x", status=RunStatus()))
