@@ -310,7 +310,7 @@ def _presets(_: argparse.Namespace) -> int:
     console = Console()
     width = console.width if console.is_terminal else 240
     table = Table(box=None, pad_edge=False, header_style="bold", caption=caption, caption_justify="left")
-    columns = {"preset": 0, "algorithm": 0, "spaces": 0, "env steps": 92, "measured": 0, "content": 120}  # from this width on
+    columns = {"preset": 0, "algorithm": 33, "spaces": 44, "env steps": 92, "measured": 78, "content": 120}  # from this width on
     for column in (name for name, least in columns.items() if width >= least):
         table.add_column(column, no_wrap=column not in {"spaces", "content"})
     for name in preset_names():

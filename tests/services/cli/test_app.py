@@ -135,6 +135,18 @@ def test_a_narrow_terminal_gets_fewer_columns_and_cuts_none(capsys, monkeypatch)
     assert "of 3 seeds" in next(line for line in printed.splitlines() if line.startswith("cartpole "))
 
 
+@pytest.mark.parametrize(("width", "columns"), [(32, 1), (40, 2), (43, 2), (44, 3), (77, 3), (78, 4)])
+def test_a_small_terminal_has_whole_names_and_the_columns_that_fit_beside_them(capsys, monkeypatch, width, columns):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert called("presets") == 0
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    line = next(line for line in printed.splitlines() if line.startswith("cartpole-velocity-free"))
+    assert len(re.split(r" {2,}", line.strip())) == columns
+
+
 def test_the_version_is_printed(capsys):
     """The first thing a bug report needs."""
     assert called("--version") == 0
