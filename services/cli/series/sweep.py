@@ -41,7 +41,8 @@ VALUES = {  # of the goals, as a line on a trial without one names them
 REMARKS = {"mean100": remark_on_mean, "evaluation": remark_on_evaluation}  # beside the value of a goal
 STAGES = 20  # points of a curve, at equal distances over the budget, at which trials are compared
 FIRST_STAGE = 5  # that is compared; the first of all is 1
-MAX_FAILURES = 2  # in a row: more would follow, as on a full disk
+MAX_FAILURES = 2  # in a row: their cause is not the settings that were drawn, but such as a full disk
+MAX_CONFLICTS = 20  # in a row, none of which takes time: where so many values conflict, the space is at fault
 STARTUP_TRIALS = 4  # before the first trial that is compared
 POLL_SECONDS: Seconds = 2.0  # between two looks at a curve
 
@@ -118,7 +119,7 @@ def run_sweep(
     environ: Mapping[str, str],
     options: tuple[str, ...] = (),
 ) -> int:
-    """Run trials until `sweep.trials` have not failed, or `MAX_FAILURES` in a row have, show the best, and return the exit code.
+    """Run trials until `sweep.trials` have not failed, or too many in a row have, show the best, and return the exit code.
 
     0: all trials ended, or a stop was requested; 1: a trial failed; 130: a trial was stopped at once.
     """
@@ -128,7 +129,7 @@ def run_sweep(
         if SETTINGS not in study.user_attrs:
             study.set_user_attr(SETTINGS, effective_settings(_corners(sweep, environ), apart=sweep.search))
         study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))  # a resumed search draws other values than the first
-        code = failures = 0
+        code = failures = conflicts = 0
         while not trainer.stopped and failures < MAX_FAILURES and (trial := _next_trial(study, sweep)) is not None:
             place = folder / f"t{trial.number:03}"
             values = _suggest(trial, sweep)
@@ -139,7 +140,12 @@ def run_sweep(
             except ConfigError as error:  # values that conflict: only bounds and choices were checked before
                 study.tell(trial, state=TrialState.FAIL)
                 show(f"{place.name} counts as failed: {error}")
-                ended = 1
+                code, conflicts = 1, conflicts + 1
+                if conflicts == MAX_CONFLICTS:
+                    show(f"the sweep ends, because {MAX_CONFLICTS} trials in a row conflict: search less in another sweep")
+                    break
+                continue
+            conflicts = 0
             if ended == INTERRUPTED:
                 code = ended
                 break

@@ -260,20 +260,33 @@ def test_a_failed_trial_is_in_the_exit_code_and_the_search_goes_on(swept):
     assert (code, trainer.calls) == (0, [])
 
 
+CONFLICTING = "\n  rollout.length: {low: 64, high: 512}\n  algorithm.minibatch: {low: 2, high: 65}"
+
+
 def test_a_trial_of_values_that_conflict_has_failed_and_the_search_goes_on(swept, tmp_path):
     """Each bound is valid beside the bounds of the others. The trial stayed open, and ended each resume too."""
-    search = "\n  rollout.length: {low: 64, high: 512}\n  algorithm.minibatch: {low: 2, high: 65}"
-    given = {"settings": "settings: {env.num_envs: 1, ", "search": search}
-    swept(trials=3, stop_at="t000", **given)
+    swept(trials=4, stop_at="t000", settings="settings: {env.num_envs: 1, ", search=CONFLICTING)
     with sweep_module._study(tmp_path / "sweep", SimpleNamespace(prune=True)) as study:
-        study.enqueue_trial({"rollout.length": 64, "algorithm.minibatch": 65})
-    code, trainer, shown = swept(trials=3, resume=True)
-    assert (code, [name for name, *_ in trainer.calls]) == (1, ["t000", "t002", "t003"])
+        for _ in range(2):
+            study.enqueue_trial({"rollout.length": 64, "algorithm.minibatch": 65})
+    code, trainer, shown = swept(resume=True)
+    assert (code, [name for name, *_ in trainer.calls]) == (1, ["t000", "t003", "t004", "t005"])
     assert "t001 counts as failed: algorithm.minibatch: found 65, wanted at most 64" in shown
     assert "(algorithm.minibatch from file of the sweep)" in shown
     assert "fail " in shown
-    code, trainer, _ = swept(trials=3, resume=True)
+    code, trainer, _ = swept(resume=True)
     assert (code, trainer.calls) == (0, [])
+
+
+def test_a_space_whose_values_conflict_again_and_again_ends_the_sweep(swept, tmp_path):
+    trials = sweep_module.MAX_CONFLICTS + 2
+    swept(trials=trials, stop_at="t000", settings="settings: {env.num_envs: 1, ", search=CONFLICTING)
+    with sweep_module._study(tmp_path / "sweep", SimpleNamespace(prune=True)) as study:
+        for _ in range(sweep_module.MAX_CONFLICTS):
+            study.enqueue_trial({"rollout.length": 64, "algorithm.minibatch": 65})
+    code, trainer, shown = swept(resume=True)
+    assert (code, [name for name, *_ in trainer.calls]) == (1, ["t000"])
+    assert "20 trials in a row conflict" in shown
 
 
 def test_two_failures_in_a_row_end_the_sweep_which_can_be_resumed(swept):
