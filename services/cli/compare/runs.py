@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from common.config.layers import leaves, parse_yaml
+from common.config.layers import leaves
 from common.config.schema import Settings
 from common.config.sections import TargetSettings
 from common.errors import ConfigError
-from common.runtime.run_directory import RunDirectory, run_folders
+from common.runtime.run_directory import RunDirectory, read_config, run_folders
 from services.cli.series.grid import SERIES_FILE, members
 from services.cli.train.outcome import SCORES, curve_points, is_evaluation_older, own_end, read_curve
 
@@ -133,12 +133,12 @@ def read_run(path: Path) -> RunData:
     """Return the run in the directory `path`. Raises `ConfigError` where a file of it cannot be read."""
     directory = RunDirectory(path)
     try:
-        values = parse_yaml(directory.config.read_text(encoding="utf-8"), source=str(directory.config))
+        values = read_config(directory)
         summary = json.loads(_text(directory.summary) or "{}")
         changed = json.loads(_text(directory.settings_changed) or "[]")
         curve = read_curve(directory.learning_curve_csv)
         command = _text(directory.command).strip()
-        if not isinstance(values, dict) or not isinstance(summary, dict) or not isinstance(changed, list):
+        if not isinstance(summary, dict) or not isinstance(changed, list):
             raise TypeError("no mapping")  # noqa: TRY301  one error for all faults of these files
         settings = {".".join(key): value for key, value in leaves(values)}
         run = RunData(path=path, settings=settings, curve=curve, summary=summary, command=command, settings_changed=changed)

@@ -130,15 +130,15 @@ def test_a_row_that_a_kill_cut_short_is_left_out(tmp_path, write_run, cut):
         ({}, "an empty folder"),
         ({"notes.txt": "x"}, "a folder without one"),
         ({"config.yaml": "a: [1"}, "no valid YAML"),
-        ({"config.yaml": "- 1"}, "no mapping"),
-        ({"config.yaml": "run: {seed: 1}", "summary.json": "{"}, "cannot be read"),
-        ({"config.yaml": "run: {seed: abc}"}, "'abc'"),
-        ({"config.yaml": "target: {mean100: abc}"}, "not str"),
-        ({"config.yaml": "run: {}", "summary.json": '{"env_steps": null}'}, "NoneType"),
-        ({"config.yaml": "run: {}", "summary.json": '{"env_steps": "9"}'}, "'str'"),
-        ({"config.yaml": "run: {}", "summary.json": '{"last_evaluation": [1]}'}, "'list'"),
-        ({"config.yaml": "run: {}", "settings_changed.json": "[1]"}, "'int'"),
-        ({"config.yaml": "run: {}", "settings_changed.json": '[{"settings": ["a was 1"]}]'}, "env_steps"),
+        ({"config.yaml": "- 1"}, "is cut"),
+        ({"config.yaml": "run: {seed: 1}\nlog: {}", "summary.json": "{"}, "cannot be read"),
+        ({"config.yaml": "run: {seed: abc}\nlog: {}"}, "'abc'"),
+        ({"config.yaml": "run: {}\ntarget: {mean100: abc}\nlog: {}"}, "not str"),
+        ({"config.yaml": "run: {}\nlog: {}", "summary.json": '{"env_steps": null}'}, "NoneType"),
+        ({"config.yaml": "run: {}\nlog: {}", "summary.json": '{"env_steps": "9"}'}, "'str'"),
+        ({"config.yaml": "run: {}\nlog: {}", "summary.json": '{"last_evaluation": [1]}'}, "'list'"),
+        ({"config.yaml": "run: {}\nlog: {}", "settings_changed.json": "[1]"}, "'int'"),
+        ({"config.yaml": "run: {}\nlog: {}", "settings_changed.json": '[{"settings": ["a was 1"]}]'}, "env_steps"),
     ],
 )
 def test_a_path_without_a_run_is_one_error(tmp_path, files, hint):
@@ -149,3 +149,14 @@ def test_a_path_without_a_run_is_one_error(tmp_path, files, hint):
             (place / name).write_text(text)
     with pytest.raises(ConfigError, match=hint):
         read_runs([place])
+
+
+@pytest.mark.parametrize("lines", [5, 50])
+def test_a_run_whose_configuration_is_cut_is_one_error(tmp_path, write_run, lines):
+    """Defaults in place of the lost sections would make it a configuration of its own, with another target."""
+    for name in ("a", "b"):
+        write_run(tmp_path / name)
+    config = tmp_path / "a" / "config.yaml"
+    config.write_text("\n".join(config.read_text().splitlines()[:lines]))
+    with pytest.raises(ConfigError, match=f"^config.yaml of the run is cut: found not all sections in {config}, wanted"):
+        read_runs([tmp_path])
