@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.metadata
 import importlib.util
 import json
@@ -93,7 +94,7 @@ def _run(options: argparse.Namespace) -> int:
         from common.config.load import require_once  # noqa: PLC0415
 
         require_once(options.overrides)
-    with _while_read():
+    with _while_read(), _refused_files_in_one_line():
         code: int = options.run(options)
     return code
 
@@ -117,6 +118,35 @@ def _while_read() -> Iterator[None]:
         if isinstance(error.__context__, BrokenPipeError):  # of rich, which has redirected standard output
             sys.exit(UNREAD)
         raise
+
+
+@contextmanager
+def _refused_files_in_one_line() -> Iterator[None]:
+    """Raise `ResourceError` where the system refuses a file or folder by its name, or has no space for output: that is no bug."""
+    try:
+        yield
+        print(end="", flush=True)
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        if error.filename is None and not full:
+            raise
+        found = str(error.strerror) if error.filename is None else f"{error.strerror} at {error.filename}"
+        if full:
+            _discard_unwritable()
+            fact, wanted, fix = "output cannot be written", "free space", "free some, or write elsewhere"
+        else:
+            fact, wanted, fix = "a file or folder cannot be used", "a path that can be used", "correct the cause, or name another"
+        raise ResourceError(fact, found=found, wanted=wanted, fix=fix) from error
+
+
+def _discard_unwritable() -> None:
+    """Let standard output write nowhere where it cannot be written: the error was shown, and would be reported again at exit."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        from services.cli.train.view import discard  # noqa: PLC0415
+
+        discard(sys.stdout)
 
 
 def _flush() -> None:

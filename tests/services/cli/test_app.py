@@ -197,6 +197,57 @@ def test_a_command_whose_reader_has_ended_is_silent(words, unbuffered):
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
 
 
+LONG = "x" * 300  # no name of a file is longer than 255 bytes
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compare", LONG],
+        ["report", LONG],
+        ["evaluate", LONG],
+        ["play", LONG],
+        ["export", LONG, "policy.onnx"],
+        ["top", LONG],
+        ["doctor", LONG],
+        ["sweep", "--resume", "--run-dir", LONG],
+        ["train", "cartpole", "--run-dir", LONG],
+        ["train", "--resume", "--run-dir", LONG],
+        ["train", "cartpole", "--init", LONG],
+    ],
+)
+def test_a_path_that_the_system_refuses_is_one_line(words, capsys):
+    assert called(*words) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert LONG in err
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(("error", "code"), [(PermissionError(13, "Permission denied", "far/run"), 2), (OSError(5, "broken"), 1)])
+def test_an_error_of_the_system_is_one_line_only_where_it_names_a_file(error, code, capsys, caplog, monkeypatch):
+    def fails(_):
+        raise error
+
+    monkeypatch.setattr("services.cli.app._presets", fails)
+    assert called("presets") == code
+    line = "rookery presets: error: a file or folder cannot be used: found Permission denied at far/run, wanted a path"
+    assert capsys.readouterr().err.startswith(line) == (code == 2)
+    assert ("unexpected_error" in caplog.text) == (code == 1)
+
+
+@pytest.mark.parametrize("words", [["--version"], ["config", "schema"], ["presets"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_to_a_full_disk_is_one_line(words, unbuffered):
+    command = [sys.executable, "-m", "services.cli", *words]
+    environ = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, env=environ, text=True)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert "error: output cannot be written: found No space left on device, wanted free space; free some" in line
+
+
 @pytest.mark.usefixtures("capfd")  # a standard output that can be polled
 def test_a_broken_pipe_other_than_standard_output_is_a_bug(caplog, monkeypatch):
     def breaks(_):
