@@ -6,7 +6,7 @@ import fcntl
 import os
 import secrets
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -65,21 +65,23 @@ class RunDirectory:
         return False
 
 
-def run_folders(path: Path, depth: int = DEPTH) -> Iterator[Path]:
+def run_folders(path: Path, depth: int = DEPTH, *, warn: Callable[[Path], None] = lambda _: None) -> Iterator[Path]:
     """Yield `path` where it is a run directory, else the run directories in it, `depth` folders below at most.
 
-    Folders that may not be entered are passed over.
+    Folders that may not be entered are passed over; `warn` is called with each.
     """
     inside = []
     try:
         if RunDirectory(path).config.is_file():
             yield path
         elif depth and path.is_dir():
-            inside = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    except (PermissionError, FileNotFoundError):
+            inside = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    except PermissionError:
+        warn(path)
+    except FileNotFoundError:  # deleted meanwhile
         return
-    for folder in inside:
-        yield from run_folders(folder, depth - 1)
+    for entry in inside:
+        yield from run_folders(entry, depth - 1, warn=warn)
 
 
 def is_config_of_a_run(source: str) -> bool:

@@ -67,4 +67,8 @@ def _runs(options: argparse.Namespace) -> list[RunData]:
     if not options.names:
         options.parser.error("the following arguments are required: RUN")
     local, addresses = ([name for name in options.names if is_address(name) == far] for far in (False, True))
-    return read_runs(map(Path, local), copies=map(fetch_results, addresses))
+
+    def warn(folder: Path) -> None:
+        print(f"{options.parser.prog}: warning: {folder} may not be entered: runs in it are left out", file=sys.stderr)
+
+    return read_runs(map(Path, local), copies=map(fetch_results, addresses), warn=warn)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -86,15 +86,17 @@ class Configuration:
         return str(self.settings.get("env.entry_point") or self.settings.get("env.id"))
 
 
-def read_runs(paths: Iterable[Path], *, copies: Iterable[Path] = ()) -> list[RunData]:
+def read_runs(
+    paths: Iterable[Path], *, copies: Iterable[Path] = (), warn: Callable[[Path], None] = lambda _: None
+) -> list[RunData]:
     """Return the runs in `paths`, each a run directory or a folder of such, and in the run directories `copies`, each run once.
 
-    Of a run and its copies, wherever they are, one that has finished counts, else the one with the longest curve. Raises
-    `ConfigError` where a path holds no run.
+    Of a run and its copies, wherever they are, one that has finished counts, else the one with the longest curve. `warn` is
+    called with each folder that may not be entered, whose runs are left out. Raises `ConfigError` where a path holds no run.
     """
     found: dict[Path, RunData] = {}
     for path in paths:
-        inside = list(run_folders(path))
+        inside = list(run_folders(path, warn=warn))
         if not inside:
             kind = "an empty folder" if path.is_dir() and not any(path.iterdir()) else "a folder without one"
             what = kind if path.is_dir() else "no folder"

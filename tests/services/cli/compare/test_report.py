@@ -1,10 +1,12 @@
 """`rookery compare` and `rookery report` on runs of two configurations."""
 
+import errno
 import json
 import os
 import re
 from datetime import datetime
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
@@ -350,3 +352,24 @@ def test_a_directory_as_the_file_is_refused_before_anything_is_drawn(runs, out, 
     assert main(["report", str(runs / "begun"), "--out", out]) == 2
     fact = "cannot be written: found a directory, wanted a file; set --out to one"
     assert capsys.readouterr().err == f"rookery report: error: {out.rstrip('/') or '.'} {fact}\n"
+
+
+@pytest.mark.parametrize("words", [["compare"], ["report", "--out", "report.html"]])
+def test_folders_that_may_not_be_entered_are_named(words, runs, write_run, monkeypatch, capsys):
+    """`link` leads into a folder of that kind: the system refuses its status too."""
+    for name in ("locked", "link"):
+        write_run(runs / name / "s1")
+    stat = Path.stat
+
+    def refuses(path, **options):
+        if "locked" in path.parent.parts or "link" in path.parts:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuses)
+    assert main([words[0], "runs", *words[1:]]) == 0
+    out, err = capsys.readouterr()
+    assert err.splitlines() == [
+        f"rookery {words[0]}: warning: runs/{name} may not be entered: runs in it are left out" for name in ("link", "locked")
+    ]
+    assert "5 runs" in out or out.count("of 2") == 2
