@@ -29,10 +29,11 @@ TEMPLATE = "report.html.jinja"
 def report(runs: Sequence[RunData], *, out: Path, now: datetime, stdout: TextIO) -> int:
     """Write the report on `runs` to `out` and return the exit code.
 
-    Raises `ConfigError` where `out` is a directory, and `ResourceError` where it cannot be written.
+    Raises `ConfigError` where `out` is there and no file, such as a directory, and `ResourceError` where it cannot be written.
     """
-    if out.is_dir():
-        raise ConfigError(f"{out} cannot be written", found="a directory", wanted="a file", fix="set --out to one")
+    if out.exists() and not out.is_file():  # the report would take the place of a device such as /dev/null
+        found = "a directory" if out.is_dir() else "a device or pipe"
+        raise ConfigError(f"{out} cannot be written", found=found, wanted="a file", fix="set --out to one")
     data = render(runs, now=now).encode()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,9 @@ OBSERVATIONS = 1000  # of a comparison
 def require_possible(file: Path, *, observations: int | None) -> None:
     """Raise `ConfigError` or `ResourceError` where `file` cannot be written, or a package is missing."""
     require_packages(check=bool(observations))
-    found = "a directory" if file.is_dir() else "" if file.parent.is_dir() else f"no directory {file.parent}"
+    found = "" if file.parent.is_dir() else f"no directory {file.parent}"
+    if file.exists() and not file.is_file():  # the model would take the place of a device such as /dev/null
+        found = "a directory" if file.is_dir() else "a device or pipe"
     if found:
         raise ConfigError(f"{file} cannot be written", found=found, wanted="a file in a directory that exists")
 

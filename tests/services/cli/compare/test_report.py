@@ -354,6 +354,14 @@ def test_a_directory_as_the_file_is_refused_before_anything_is_drawn(runs, out, 
     assert capsys.readouterr().err == f"rookery report: error: {out.rstrip('/') or '.'} {fact}\n"
 
 
+@pytest.mark.parametrize("words", [["report", "--out"], ["export"]])
+def test_a_device_or_pipe_is_refused_and_stays_what_it_is(words, runs, capsys):
+    os.mkfifo("pipe")
+    assert main([words[0], str(runs / "begun"), *words[1:], "pipe"]) == 2
+    assert "pipe cannot be written: found a device or pipe, wanted a file" in capsys.readouterr().err
+    assert Path("pipe").is_fifo()
+
+
 @pytest.mark.parametrize("words", [["compare"], ["report", "--out", "report.html"]])
 def test_folders_that_may_not_be_entered_are_named(words, runs, write_run, monkeypatch, capsys):
     """`link` leads into a folder of that kind: the system refuses its status too."""
