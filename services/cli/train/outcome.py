@@ -22,10 +22,10 @@ SCORES = ("mean100", "evaluation")
 def read_summary(path: Path) -> Summary | None:
     """Return the summary in the file `path`; None without a valid one."""
     try:
-        summary: Summary = json.loads(path.read_text(encoding="utf-8"))
+        summary = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return summary
+    return summary if isinstance(summary, dict) else None
 
 
 def written(path: Path) -> tuple[int, int] | None:

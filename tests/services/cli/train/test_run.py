@@ -234,6 +234,7 @@ MANIFEST = "checkpoints/checkpoint-000000000000/manifest.json"
         ({MANIFEST: "{}", "summary.json": '{"learner_updates": 1}'}, True),
         ({MANIFEST: "{}"}, True),
         ({MANIFEST: "{}", "summary.json": "cut sho"}, True),
+        ({MANIFEST: "{}", "summary.json": "[]"}, True),
     ],
 )
 def test_a_run_that_is_refused_keeps_its_folder_only_where_something_was_learned(trained, left, kept):
