@@ -142,7 +142,7 @@ def run_sweep(
                 show(f"{place.name} counts as failed: {error}")
                 code, conflicts = 1, conflicts + 1
                 if conflicts == MAX_CONFLICTS:
-                    show(f"the sweep ends, because {MAX_CONFLICTS} trials in a row conflict: search less in another sweep")
+                    show(f"the sweep ends, because {MAX_CONFLICTS} trials in a row conflict: narrow their bounds in a new sweep")
                     break
                 continue
             conflicts = 0
