@@ -109,16 +109,17 @@ def test_a_run_whose_settings_cannot_be_read_has_failed_and_the_others_still_run
     assert "Results" in shown
 
 
-def test_a_run_that_ends_with_files_that_cannot_be_read_is_shown_with_its_exit_code(ran, tmp_path):
+def test_a_run_that_ends_with_files_that_cannot_be_read_is_shown_with_its_exit_code(ran):
     class Breaking(FakeTrainer):
         def train(self, argv, **_):
             super().train(argv)
-            (tmp_path / "series" / "s1" / "config.yaml").write_text("run: [")
+            (Path(argv[argv.index("--run-dir") + 1]) / "config.yaml").write_text("run: [")
             return 1
 
     code, calls, shown = ran(seeds="1-2", trainer=Breaking(ran.write), parallel=2)
     assert (code, len(calls)) == (1, 2)
     assert "s1: exit code 1" in shown
+    assert "s2: exit code 1" in shown
 
 
 def test_a_stop_ends_the_series(ran, write_run):
