@@ -102,7 +102,7 @@ class EvaluatorLoop:
 
     def run(self) -> str:
         """Evaluate every `every_seconds` until a stop is requested or the learner drains; return the reason."""
-        self.stats.version = -1  # an earlier loop of this process had another policy
+        self.stats.version, self.stats.playing = -1, 0  # an earlier loop of this process had another policy
         self.link.request_snapshot(after=-1)  # at once: a policy that does not fit ends the process before an evaluation is due
         next_at = self.clock() + self.every_seconds
         while not self.stopping() and self.link.drain is None:

@@ -11,6 +11,7 @@ import torch
 
 from common.envs.make import make
 from common.envs.spec import EnvSettings
+from common.errors import RunChangedError
 from common.observability import logs
 from common.observability.worker_metrics import EvaluatorStats
 from common.protocol.messages import Drain, Snapshot
@@ -350,6 +351,32 @@ def test_an_evaluation_that_the_drain_interrupts_is_not_called_unfinished(capsys
     assert scene.stats.playing == 0
     assert "evaluation_unfinished" not in capsys.readouterr().err
     scene.environment.close()
+
+
+def test_a_loop_that_follows_another_in_its_process_plays_no_episode_before_an_evaluation_is_due(scene):
+    """The run went on with other settings in the middle of an evaluation."""
+    scene.evaluator.every_seconds = 0.0
+
+    def learner(n):
+        if n == 1:
+            scene.link.publish(0)
+        if scene.stats.playing:
+            raise RunChangedError("the learner goes on with other settings", found="another Welcome", wanted="the same")
+
+    scene.link.on_service = learner
+    with pytest.raises(RunChangedError):
+        scene.evaluator.run()
+    assert scene.stats.playing == EPISODES
+    seen = []
+
+    def learner_goes_on(_):
+        seen.append(scene.stats.playing)
+        scene.stop = True
+
+    scene.link.on_service = learner_goes_on
+    scene.evaluator.every_seconds = 10.0
+    assert scene.evaluator.run() == "stopped"
+    assert seen == [0]
 
 
 def test_an_evaluation_is_abandoned_at_a_stop():
