@@ -181,6 +181,7 @@ class RemoteEnvironments:
 
     def step(self, action: Array) -> Transition:
         """Send `action` [B, ...] to the env workers and return their rows; those without an answer in time are not valid."""
+        self.service()  # an env worker that greets again, because the policy acted for seconds, ignores an Act before its Welcome
         began = self.clock()
         self._perform(self.side.act(np.ascontiguousarray(action), began))
         while not (self.side.answered or self.stopping()):
