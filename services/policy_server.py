@@ -228,6 +228,7 @@ class RemoteEnvironments:
     def close(self) -> None:
         """Close the connections; env workers greet again until a policy server answers."""
         self.transport.close()
+        self.stats.env_workers = self.stats.rows_waiting = 0
 
     def _arrived(self, route: e.Route, frames: list[Frame]) -> None:
         now, answers = self.clock(), self.side.answers

@@ -153,6 +153,10 @@ class Stage:
             self.now += timeout
         return received
 
+    def close(self):
+        """Transport of the policy server."""
+        self.server.close()
+
     def join(self):
         """Serve until every env worker has a slot and its first observations."""
         while self.side.connected < len(self.workers) or not self.side.answered:
@@ -464,6 +468,8 @@ def test_the_end_of_the_run_ends_the_env_workers():
     assert [worker.link.drain.reason for worker in stage.workers.values()] == ["solved", "solved"]
     assert (stage.side.connected, stage.side.workers_lost) == (0, 0)
     assert stage.now < DRAIN_SECONDS
+    stage.remote.close()
+    assert (stage.stats.env_workers, stage.stats.rows_waiting) == (0, 0)
 
 
 def test_a_connection_that_floods_is_ignored_and_costs_no_row():
