@@ -122,9 +122,9 @@ class PolicyServerLoop:
         self._worker.link.service()
         self._worker.health.tick(doing="waits for env workers")
 
-    def _alive(self, **_: Any) -> None:
+    def _alive(self, **announced: Any) -> None:
         self._environments.service()
-        self._worker.health.tick()  # it steps no environment itself
+        self._worker.health.tick(**announced)
 
 
 def _session(welcomed: WelcomedWorker[RunConfig], spec: EnvSpec) -> EnvSessionConfig:

@@ -43,7 +43,7 @@ from common.protocol.messages import (
     Welcome,
 )
 from common.runtime import process
-from common.runtime.lifecycle import Shutdown
+from common.runtime.lifecycle import BUILD_SECONDS, Shutdown
 from common.transport.api import Handshakes
 from common.transport.curve import ServerKeys, make
 from common.transport.link import Link
@@ -761,6 +761,23 @@ def test_a_worker_that_takes_a_minute_to_build_its_environments_is_healthy(learn
 
     words = ["--learner", learner(frames(welcome())).endpoint, "--name", "one"]
     assert worker.main("actor", words, stats=ActorStats(), metrics=ACTOR_METRICS, build=Slow) == 0
+    assert answers == [True]
+
+
+def test_a_policy_server_whose_network_takes_a_minute_is_healthy(learner, monkeypatch):
+    """As an actor is: a probe that restarts it meanwhile would restart it for ever."""
+    answers = []
+
+    def run(loop):
+        loop.alive(doing="steps its environments", within=BUILD_SECONDS)
+        health = loop.alive.__self__._worker.health
+        monkeypatch.setattr(health, "_clock", lambda: time.monotonic() + 60.0)
+        answers.append(health.liveness().ok)
+        return "done"
+
+    monkeypatch.setattr(ActorLoop, "run", run)
+    words = ["--learner", learner(frames(welcome())).endpoint, "--name", "one", "--bind", "tcp://127.0.0.1:0", "--workers", "2"]
+    assert policy_server.main(words) == 0
     assert answers == [True]
 
 
