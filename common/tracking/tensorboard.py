@@ -48,7 +48,7 @@ class TensorBoardEvents:
     def write(self, points: Sequence[Point]) -> None:
         """Write each value of each point."""
         for point in points:
-            self._env_steps = point.env_steps
+            self._env_steps = max(self._env_steps, point.env_steps)  # a late evaluation is of an older policy
             for name, value in point.values.items():
                 summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
                 self._add(Event(step=point.env_steps, summary=summary), point.unix_seconds)

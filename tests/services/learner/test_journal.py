@@ -130,6 +130,15 @@ def test_tensorboard_has_the_settings_as_text_and_the_result_beside_the_hyperpar
     assert "checkpoint.keep" not in shown
 
 
+def test_the_result_stands_at_the_newest_env_steps_also_behind_an_evaluation_of_an_older_policy(directory):
+    journal = Journal(directory, env_steps=0, run=tracked(directory))
+    update(journal, 200, {"x": 1.0})
+    journal.evaluation(100, mode="greedy", mean=5.0)
+    journal.summary({"mean100": 3.0})
+    journal.close()
+    assert points(directory)["result/mean100"] == [(200, 3.0)]
+
+
 def test_the_hyperparameters_are_the_settings_that_decide_what_is_learned(directory):
     found = tracked(directory, **{"learner.credits": 2}).hyperparameters
     assert {"env.id", "run.seed", "learner.ranks", "learner.max_policy_lag", "learner.snapshot_precision"} < {*found}
