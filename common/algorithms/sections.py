@@ -252,12 +252,14 @@ class ReplaySection(AlgorithmSection):
         yield from super().conflicts(scale)
         drawn = self.minibatch * scale.ranks
         paid_from = (self.warmup + math.ceil(drawn / self.samples_per_insert)) // scale.ranks  # inserted by each rank
-        first = max(paid_from, scale.batch_env_steps)
+        newest = max(1, scale.actors) * scale.message_env_steps if scale.memory else 0  # rollouts that nothing follows yet
+        first = max(paid_from - newest, scale.message_env_steps if scale.memory else scale.batch_env_steps)
         ranks = f" x learner.ranks {scale.ranks}" if scale.ranks > 1 else ""
         if first < self.minibatch <= self.replay_capacity:
+            more = f" + {newest * scale.ranks}, the newest rollouts, which nothing follows yet" if newest else ""
             yield (
-                f"algorithm.warmup: found {self.warmup}, wanted at least {drawn} = algorithm.minibatch{ranks}: the first one "
-                f"would be drawn from {first} env steps, most of them several times"
+                f"algorithm.warmup: found {self.warmup}, wanted at least {drawn + newest * scale.ranks} = algorithm.minibatch"
+                f"{ranks}{more}: the first one would be drawn from {first} env steps, most of them several times"
             )
         if scale.batch_env_steps > self.replay_capacity:
             yield (

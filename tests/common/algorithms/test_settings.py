@@ -177,6 +177,27 @@ def test_a_first_minibatch_must_have_enough_to_be_drawn_from():
     assert problems(warmup=0, minibatch=1_024, samples_per_insert=1.0) == []
 
 
+@pytest.mark.parametrize(
+    ("scale", "warmup", "minibatch", "wanted"),
+    [
+        ({"num_envs": 1, "actors": 8}, 128, 128, 256),  # of message 9 on, when one rollout has a successor
+        ({"num_envs": 1, "actors": 8, "ranks": 2}, 256, 128, 512),
+        ({"num_envs": 1, "actors": 0}, 128, 128, 144),  # how many there are is not known: one at least
+        ({"num_envs": 1, "actors": 8}, 256, 128, None),
+        ({"num_envs": 8, "actors": 8}, 0, 128, None),  # the rollouts of one message are enough
+    ],
+)
+def test_with_memory_the_newest_rollouts_are_not_drawn_from(scale, warmup, minibatch, wanted):
+    """The first minibatch of 8 sequences was one sequence 8 times."""
+    sizes = {"warmup": warmup, "minibatch": minibatch, "samples_per_insert": 128.0, "section": DQNSettings}
+    found = problems(REPLAY_SCALE._replace(memory=True, **scale), **sizes)
+    if wanted is None:
+        assert found == []
+    else:
+        assert found[0].startswith(f"algorithm.warmup: found {warmup}, wanted at least {wanted} = algorithm.minibatch")
+        assert problems(REPLAY_SCALE._replace(memory=True, **scale), **(sizes | {"warmup": wanted})) == []
+
+
 def test_the_first_minibatch_of_each_rank_is_drawn_from_what_it_received():
     """The warm-up counts the env steps of all ranks, of which each holds its share."""
     sizes = {"warmup": 1_024, "minibatch": 1_024}
