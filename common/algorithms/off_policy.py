@@ -25,6 +25,7 @@ from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.rewards import RewardStatistics
 from common.algorithms.sections import ReplaySection
 from common.envs.spec import EnvSpec
+from common.errors import ResourceError
 from common.models import snapshot
 from common.models.arithmetic import CPU, to_device
 from common.protocol.events import Experience
@@ -252,12 +253,16 @@ class ReplayLearner(ABC):
         return state | {key: snapshot.optimizer_state(*trained) for key, trained in self._optimizers().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`; ResourceError, and nothing changed, where the state is of another architecture.
+        """Inverse of `state_dict`; ResourceError, and nothing changed, where it is of another architecture or algorithm.
 
         A network that the state lacks begins at the trained one.
         """
+        optimizers = self._optimizers()
+        if lacking := [key for key in optimizers if key not in state]:
+            fact, fix = "the checkpoint is of another algorithm", "resume with the algorithm settings of that run, or see --init"
+            raise ResourceError(fact, found=f"no optimizer {lacking[0]}", fix=fix)
         self._restore_networks(state)
-        for key, trained in self._optimizers().items():
+        for key, trained in optimizers.items():
             snapshot.restore_optimizer(*trained, state[key])
         if "replay_rng" in state:  # else each rank keeps its own
             self._rng.bit_generator.state = state["replay_rng"]

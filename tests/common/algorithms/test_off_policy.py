@@ -12,8 +12,8 @@ from common.algorithms.measures import NONFINITE_STEPS
 from common.algorithms.off_policy import ReplayLearner
 from common.algorithms.registry import build_algorithm
 from common.algorithms.sections import ReplaySection
-from common.algorithms.settings import DQNSettings, TD3Settings
-from common.errors import ConfigError
+from common.algorithms.settings import DQNSettings, PQNSettings, TD3Settings
+from common.errors import ConfigError, ResourceError
 from common.models import snapshot
 from common.models.spec import ModelSettings
 from common.protocol.events import WorkerKey
@@ -149,6 +149,17 @@ def test_a_resumed_run_warms_up_anew(continuous_env, make_sample):
     train(first, one)
     second.load_state_dict(first.state_dict())
     assert [train(learner, two).metrics["gradient_steps"] for learner in (first, second)] == [4.0, 0.0]
+
+
+def test_the_state_of_another_algorithm_with_the_same_network_is_refused_and_changes_nothing(vector_env):
+    """A run of PQN that is resumed with DQN: its checkpoint is no damaged one."""
+    model = ModelSettings(hidden=(8,))
+    other = build_algorithm(PQNSettings(dueling=True), model=model, env=vector_env, seed=1)
+    learner = build_algorithm(DQNSettings(**ONE_STEP), model=model, env=vector_env, seed=0)
+    before = snapshot.flatten(learner.model, "fp32")
+    with pytest.raises(ResourceError, match="another algorithm: found no optimizer adam; resume with the algorithm settings"):
+        learner.load_state_dict(other.state_dict())
+    assert np.array_equal(snapshot.flatten(learner.model, "fp32"), before)
 
 
 def test_the_memory_says_how_large_it_is(continuous_env):
