@@ -87,7 +87,7 @@ class RunRecord:
     lengths: deque[int] = field(default_factory=deque)
     coverage: EpisodeCoverage = field(init=False)
     unfinished: int = 0  # environments that have ended no episode: until all have, the mean is one over short episodes
-    covered: bool = False  # whether all had at some time, or `COVERED` were ended for each: some may never end one
+    covered: bool = False  # whether all had since the start, or `COVERED` were ended for each: some may never end one
     _ended: int = 0  # episodes, by this process
     mean_is_complete: bool = False  # whether the mean is one over enough episodes to reach the target
     rates: StepRates = field(default_factory=lambda: RateWindow().rates())
@@ -329,7 +329,8 @@ class RunRecord:
         self.task_changed = self.settings.env.task_changes(state["task"])
         if not self.task_changed:
             self._estimator.mean, self._estimator.lowest = state["shown_mean100"], state["lowest_mean100"]
-            self.unfinished, self.covered = state.get("unfinished", 0), state.get("covered", True)
+            self.unfinished = state.get("unfinished", 0)
+            self.covered = self.settings.lockstep and state.get("covered", True)  # else short episodes are the first again
         else:
             self.solved_at = self.last_evaluation = None
             for results in (self.evaluations, self.returns, self.lengths):
