@@ -282,7 +282,7 @@ def test_a_stop_ends_the_command_and_what_an_environment_that_hangs_has_started(
     """Ctrl-C, or what a series sends to a run that is still checking."""
     command = [sys.executable, "-m", "services.cli", "config", "validate", "env.entry_point=newcomers:HangsAsParent"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        assert process.stderr.readline() == "hangs\n"
+        assert "hangs\n" in process.stderr  # on a busy machine behind the line about slow first env steps
         process.send_signal(stop)
         process.stderr.read()  # until every process that could write to it has ended
     assert process.returncode == code
