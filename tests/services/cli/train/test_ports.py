@@ -7,9 +7,22 @@ import socket
 import pytest
 
 from common.errors import ResourceError
-from services.cli.train.ports import FIRST_PORT, LAST_PORT, Ports
+from services.cli.train import ports as module
+from services.cli.train.ports import Ports
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.service
+
+ROOM = 40
+
+
+@pytest.fixture(autouse=True)
+def first_port(monkeypatch):
+    """The first of a range of ports that is searched by these tests alone: others run `rookery train` meanwhile."""
+    first, *_ = free_ports(ROOM)
+    monkeypatch.setattr(module, "FIRST_PORT", first)
+    monkeypatch.setattr(module, "LAST_PORT", first + ROOM)
+    return first
 
 
 @pytest.fixture
@@ -18,24 +31,24 @@ def ports():
         yield opened
 
 
-def test_free_ports_are_different_and_can_be_bound(ports):
+def test_free_ports_are_different_and_can_be_bound(ports, first_port):
     """Learner, evaluator and actors of one run each get their own."""
     found = ports.find(20)
     assert len(set(found)) == 20
-    assert all(FIRST_PORT <= port < LAST_PORT for port in found)
+    assert all(first_port <= port < first_port + ROOM for port in found)
     for port in found:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
 
 
-def test_a_port_in_use_is_passed_over(monkeypatch, ports):
+def test_a_port_in_use_is_passed_over(monkeypatch, ports, first_port):
     """A program that is no run listens on the first one tried."""
     with Ports() as ended:
         (taken,) = ended.find(1)
     with socket.socket() as other:
         other.bind(("127.0.0.1", taken))
         other.listen()
-        monkeypatch.setattr("secrets.randbelow", lambda _: taken - FIRST_PORT)
+        monkeypatch.setattr("secrets.randbelow", lambda _: taken - first_port)
         assert taken not in ports.find(2)
         with Ports() as another:
             another.claim(taken)  # a port that was passed over is not claimed
@@ -52,22 +65,22 @@ def test_a_port_that_a_run_was_given_is_its_own_until_the_run_ends(monkeypatch, 
     ports.claim(given)
 
 
-@pytest.mark.parametrize("first", [FIRST_PORT, LAST_PORT - 2])
-def test_ports_in_a_row_have_no_gap_where_one_is_in_use_and_do_not_wrap(monkeypatch, ports, first):
+@pytest.mark.parametrize("first", [0, ROOM - 2])
+def test_ports_in_a_row_have_no_gap_where_one_is_in_use_and_do_not_wrap(monkeypatch, ports, first_port, first):
     """The ranks of a learner count up from the port of rank 0."""
-    monkeypatch.setattr("secrets.randbelow", lambda _: first - FIRST_PORT)
+    monkeypatch.setattr("secrets.randbelow", lambda _: first)
     with Ports() as other:
-        other.claim(FIRST_PORT + 1)
+        other.claim(first_port + 1)
         found = ports.find(3, in_a_row=True)
     assert found == list(range(found[0], found[0] + 3))
-    assert found[0] > FIRST_PORT + 1
-    assert found[-1] < LAST_PORT
+    assert found[0] > first_port + 1
+    assert found[-1] < first_port + ROOM
 
 
-def test_the_ports_of_a_row_that_was_given_up_are_not_claimed(monkeypatch, ports):
+def test_the_ports_of_a_row_that_was_given_up_are_not_claimed(monkeypatch, ports, first_port):
     with Ports() as ended:
         first = ended.find(3, in_a_row=True)[0]
-    monkeypatch.setattr("secrets.randbelow", lambda _: first - FIRST_PORT)
+    monkeypatch.setattr("secrets.randbelow", lambda _: first - first_port)
     with Ports() as other:
         other.claim(first + 1)
         ports.find(2, in_a_row=True)
