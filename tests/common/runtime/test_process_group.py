@@ -17,6 +17,7 @@ from common.config.endpoint import Endpoint
 from common.errors import ConfigError, LostRankError
 from common.runtime import process_group as module
 from common.runtime.process_group import ProcessGroup, TorchrunEnvironment, process_group, rendezvous
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.service
 
@@ -33,8 +34,7 @@ SHORT = 0.3
 
 @pytest.fixture
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    return free_ports(1)[0]  # one that the kernel chose may be that of another connection a moment later
 
 
 @pytest.fixture
