@@ -491,6 +491,7 @@ def test_waiting_for_goodbyes_has_an_end(colony):
 def test_an_actor_that_comes_when_the_run_is_over_is_sent_home_without_blame(colony):
     """A killed actor is restarted by its supervisor just as the run ends: it must leave with exit code 0, not 2."""
     colony.intake.drain("target reached", 9.0)
+    colony.intake.update_stats()  # the I/O thread knows of the drain
     late = colony.link("late")
     colony.until(lambda: late.drain)
     assert late.welcome is None
@@ -541,8 +542,8 @@ def test_in_lockstep_the_next_policy_is_there_before_the_credit(make_colony, mak
     links = [colony.welcome("actor-0"), colony.welcome("actor-1")]
     for link in links:
         link.request_snapshot(after=-1)
-    colony.until(lambda: all(link.take_snapshot() for link in links))
     for link in links:
+        colony.until(link.take_snapshot)
         link.request_snapshot(after=0)
     links[1].offer(numbered(make_trajectory, 2))
     assert colony.intake.take_round(by_place, 0.0) == []
