@@ -39,8 +39,17 @@ def pytest_addoption(parser):
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run the files, and the tests of each, in a random order")
 
 
+RINGS = {"pure", "wire", "service", "system", "docker", "cluster"}
+
+
 def pytest_collection_modifyitems(config, items):
-    """Mix the files of all rings: tests of real processes wait while others compute. Tests of one file keep their order."""
+    """Refuse tests of no ring or of two, and mix the files of all: tests of real processes wait while others compute.
+
+    Tests of one file keep their order.
+    """
+    for item in items:
+        if len(rings := RINGS.intersection(mark.name for mark in item.iter_markers())) != 1:
+            raise pytest.UsageError(f"{item.nodeid}: found the marks {sorted(rings)}, wanted one of {sorted(RINGS)}")
     if (seed := config.getoption("--shuffle")) is not None:
         chance = random.Random(seed)
         files = [list(tests) for _, tests in itertools.groupby(items, key=lambda item: item.path)]

@@ -9,7 +9,6 @@ from benchmarks.learning import fingerprint
 from benchmarks.pipeline import Window
 from common.observability.deployment import LEARNER
 
-pytestmark = pytest.mark.pure
 SMALL = LADDER["pong x 1/4"]
 
 
@@ -27,6 +26,7 @@ def a_row(preset: str, *, up: float, speed: float, network: str = "net") -> Row:
     return Row(network=network, preset=preset, traffic=sizes, window=Window(seconds=1.0, growth={LEARNER: growth}))
 
 
+@pytest.mark.pure
 def test_a_gradient_is_as_large_as_the_network_and_a_rollout_as_its_frames() -> None:
     """By hand: 8 games for 64 env steps of 42x42 frames, and what stands beside each frame is less than a tenth of it."""
     data, gradient = (traffic(preset, SMALL) for preset in PRESETS)
@@ -38,6 +38,7 @@ def test_a_gradient_is_as_large_as_the_network_and_a_rollout_as_its_frames() -> 
     assert traffic(PRESETS[1], (*SMALL, "algorithm.gradient_precision=bf16")).up == pytest.approx(gradient.up / 2, rel=0.001)
 
 
+@pytest.mark.pure
 def test_the_networks_on_either_side_of_the_crossover_are_named() -> None:
     """Gradients are smaller with the small network and cheaper to compute with the large one."""
     rows = [a_row(PRESETS[0], up=100.0, speed=900.0, network=name) for name in ("small", "large")]
@@ -52,6 +53,7 @@ def test_the_networks_on_either_side_of_the_crossover_are_named() -> None:
     assert cheaper.endswith("less core time with large.")
 
 
+@pytest.mark.pure
 def test_the_page_holds_all_that_was_counted(tmp_path) -> None:
     """Bytes per env step, speed and lag in the table; times of all runs of the present preset, the newest of each seed."""
     learning = tmp_path / "learning.jsonl"

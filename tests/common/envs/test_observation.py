@@ -28,6 +28,7 @@ from common.protocol.events import Experience
 from common.replay.blocks import BlockLayout
 from services.acting.rollout import Rollout
 
+pytestmark = pytest.mark.pure
 PROBE = "common.envs.probes:mixed_action"
 
 

@@ -17,6 +17,7 @@ from common.models.spec import ModelSettings
 from common.protocol.events import Experience
 from services.acting.rollout import Rollout
 
+pytestmark = pytest.mark.pure
 T, B, F, H = 12, 5, 7, 6
 CELLS = pytest.mark.parametrize("cell", ["lstm", "gru"])
 

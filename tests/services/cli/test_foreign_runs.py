@@ -141,7 +141,6 @@ def test_a_module_of_pettingzoo_is_not_imported_through_a_link(foreign, capsys, 
     assert "needs permission: found module 'mygames.linked'" in capsys.readouterr().err
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("words", [("actor", "--help"), ("evaluate", "gymnasium")])
 def test_a_run_in_a_folder_with_the_name_of_a_package_does_not_replace_it(make_run, tmp_path, words):
     make_run(path=tmp_path / "gymnasium")
