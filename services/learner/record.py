@@ -330,7 +330,8 @@ class RunRecord:
         if not self.task_changed:
             self._estimator.mean, self._estimator.lowest = state["shown_mean100"], state["lowest_mean100"]
             self.unfinished = state.get("unfinished", 0)
-            self.covered = self.settings.lockstep and state.get("covered", True)  # else short episodes are the first again
+            continues = self.settings.lockstep and not changes  # else environments may begin anew: short episodes are the first
+            self.covered = continues and state.get("covered", True)
         else:
             self.solved_at = self.last_evaluation = None
             for results in (self.evaluations, self.returns, self.lengths):

@@ -209,16 +209,18 @@ def test_environments_that_ended_no_episode_are_remembered_over_a_resume():
 
 
 def test_once_each_environment_has_ended_an_episode_those_that_begin_later_leave_no_gap_in_the_curve():
-    """Over a resume only in lockstep: else all environments begin anew. In another environment the returns do too."""
+    """Over a resume only in lockstep with the same settings: else environments begin anew. In another one returns do too."""
     before, after, other, lockstep = record(), record(), record(), record(mode="lockstep")
     for unfinished, covered in ((3, False), (0, True), (2, True)):
-        before.ended([1.0], [4], now=101.0, coverage=Coverage(environments=4, unfinished=unfinished))
-        assert before.covered == covered
-    state = json.loads(json.dumps(before.state_dict(now=110.0)))
-    for resumed in (after, lockstep):
-        resumed.load_state_dict(state, now=200.0)
+        for each in (before, lockstep):
+            each.ended([1.0], [4], now=101.0, coverage=Coverage(environments=4, unfinished=unfinished))
+            assert each.covered == covered
+    state, state_in_lockstep = (json.loads(json.dumps(each.state_dict(now=110.0))) for each in (before, lockstep))
+    began_lockstep, went_on = record(mode="lockstep"), record(mode="lockstep")
+    for resumed, from_state in ((after, state), (began_lockstep, state), (went_on, state_in_lockstep)):
+        resumed.load_state_dict(from_state, now=200.0)
         resumed.ended([1.0], [4], now=201.0, coverage=Coverage(environments=4, unfinished=4))
-        assert resumed.covered == resumed.settings.lockstep
+        assert resumed.covered == (resumed is went_on)
     for _ in range(2):  # 8 environments, of which one never ends an episode
         assert not other.covered
         other.ended([1.0] * 40, [4] * 40, now=101.0, coverage=Coverage(environments=8, unfinished=1))
