@@ -81,6 +81,7 @@ class RunRecord:
     last_evaluation: dict[str, Any] | None = None
     best: dict[str, Any] | None = None  # version, mean return, episodes and env steps of the policy in the checkpoint `best`
     evaluations: dict[str, float] = field(default_factory=dict)
+    _evaluated: dict[str, Version] = field(default_factory=dict)  # versions of `evaluations`
     training: Mapping[str, float] = field(default_factory=dict)
     lag: PolicyLag = field(default_factory=PolicyLag)
     returns: deque[float] = field(default_factory=deque)
@@ -159,11 +160,11 @@ class RunRecord:
         returns = evaluation.arrays["episode_return"]
         mean = significant(float(returns.mean(dtype=np.float64)))  # float32 would overflow on returns that are finite
         result: dict[str, Any] = {"version": evaluation.version, "mode": evaluation.mode, "mean": mean, "episodes": len(returns)}
-        last, greedy = self.last_evaluation, evaluation.mode == "greedy"
-        late = greedy and last is not None and last["mode"] == "greedy" and evaluation.version < last["version"]
-        if not late:  # of a slower evaluator
-            self.evaluations[evaluation.mode] = mean
-        if last is None or (greedy and not late):
+        greedy = evaluation.mode == "greedy"
+        late = evaluation.version < self._evaluated.get(evaluation.mode, 0)  # of a slower evaluator
+        if not late:
+            self.evaluations[evaluation.mode], self._evaluated[evaluation.mode] = mean, evaluation.version
+        if self.last_evaluation is None or (greedy and not late):
             self.last_evaluation = result
         target = self.settings.target.evaluation
         if greedy and target is not None and mean >= target:
@@ -336,6 +337,8 @@ class RunRecord:
             self.solved_at = self.last_evaluation = None
             for results in (self.evaluations, self.returns, self.lengths):
                 results.clear()
+        if last := self.last_evaluation:
+            self._evaluated[last["mode"]] = last["version"]
         self.lag = PolicyLag(*state["lag"])
         if not self.task_changed and not changes:
             self.coverage.load_state_dict(state["coverage"])
