@@ -314,7 +314,9 @@ class RunRecord:
         before, present = state["settings"], deciding_settings(self.settings)
         if changes := _changes(before, present):
             self.lockstep_broken = self.lockstep_broken or f"resumed with other settings: {'; '.join(changes.values())}"
-        if known := [text for key, text in changes.items() if key in before and key in present]:  # others: of another version
+        # A setting that one of the two lacks is of another version, but for an argument of the environment.
+        kept = (key for key in changes if key.startswith("env.kwargs.") or (key in before and key in present))
+        if known := [changes[key] for key in kept]:
             self.settings_changed.append({"env_steps": state["env_steps"], "settings": known})
         self.started_at = now - state["elapsed_seconds"]
         self._env_steps_before = state["env_steps"]

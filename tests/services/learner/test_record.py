@@ -575,12 +575,19 @@ def test_settings_of_the_learner_that_decide_a_result_are_noted_at_a_resume(mode
     assert after.settings_changed == ([{"env_steps": 0, "settings": [change]}] if noted else [])
 
 
-def test_an_argument_that_is_left_out_changes_the_weights_too():
-    before = record()
-    env = before.settings.env.model_copy(update={"kwargs": {"wind": True, "gravity": -9.0}})
-    before.settings = before.settings.model_copy(update={"env": env})
-    state = json.loads(json.dumps(before.state_dict(now=1.0)))
-    after = record()
-    after.settings = before.settings.model_copy(update={"env": env.model_copy(update={"kwargs": {"wind": True}})})
-    after.load_state_dict(state, now=2.0)
-    assert after.lockstep_broken == "resumed with other settings: env.kwargs.gravity was -9.0, is None"
+@pytest.mark.parametrize(
+    ("arguments", "later", "says"),
+    [
+        ({"wind": True, "gravity": -9.0}, {"wind": True}, "env.kwargs.gravity was -9.0, is None"),
+        ({"wind": True}, {"wind": True, "gravity": -9.0}, "env.kwargs.gravity was None, is -9.0"),
+        ({"gravity": -9.0}, {}, "env.kwargs.gravity was -9.0, is None"),
+    ],
+)
+def test_an_argument_of_the_environment_that_is_added_or_left_out_is_noted_at_a_resume(arguments, later, says):
+    """It changes the weights, and what the returns are of."""
+    before, after = record(), record()
+    for run, kwargs in ((before, arguments), (after, later)):
+        run.settings = run.settings.model_copy(update={"env": run.settings.env.model_copy(update={"kwargs": kwargs})})
+    after.load_state_dict(json.loads(json.dumps(before.state_dict(now=1.0))), now=2.0)
+    assert after.lockstep_broken.startswith(f"resumed with other settings: {says}")
+    assert after.settings_changed == [{"env_steps": 0, "settings": [says]}]
