@@ -22,6 +22,7 @@ class Coverage(NamedTuple):
 
     environments: int = 0
     unfinished: int = 0  # of them, those that have ended no episode since their actor started
+    left: int = 0  # environments of actors that just left that had ended none, where others of the same actor had
 
 
 NO_ACTORS = Coverage()
@@ -58,8 +59,9 @@ class EpisodeCoverage:
             if actor.unfinished:
                 actor.unfinished.difference_update(_ended(sample, actor.unfinished))
         stay = sent if self.lockstep else sent.union(open_actors)  # in lockstep each batch has all actors
+        left = sum(len(actor.unfinished) % self.num_envs for name, actor in self._actors.items() if name not in stay)
         self._actors = {name: actor for name, actor in self._actors.items() if name in stay}
-        return Coverage(len(self._actors) * self.num_envs, sum(len(actor.unfinished) for actor in self._actors.values()))
+        return Coverage(len(self._actors) * self.num_envs, sum(len(actor.unfinished) for actor in self._actors.values()), left)
 
     def state_dict(self) -> dict[str, list[int]]:
         """Return the environments of each actor that have ended no episode, for actors that continue them: JSON values."""

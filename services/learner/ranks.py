@@ -216,16 +216,16 @@ class Agreement:
         `most` is the largest number of episodes of one rank. The coverage is of the same update as the episodes: by one of
         before them, the episodes that end first would count as those of all environments.
         """
-        own = torch.full((2, 1 + most), float("nan"), dtype=torch.float64)
+        own = torch.full((len(coverage), 1 + most), float("nan"), dtype=torch.float64)
         own[:, 0] = torch.tensor(coverage, dtype=torch.float64)
         own[0, 1 : 1 + len(returns)] = torch.tensor(list(returns), dtype=torch.float64)
         own[1, 1 : 1 + len(lengths)] = torch.tensor(list(lengths), dtype=torch.float64)
         gathered = self.group.gather_votes(own)
-        environments, unfinished = gathered[:, :, 0].sum(dim=0).tolist()
+        sums = map(int, gathered[:, :, 0].sum(dim=0).tolist())
         ended = gathered[:, :, 1:]
         known = ~ended[:, 1].isnan()  # a length is always a number
         lengths_of_all = [int(length) for length in ended[:, 1][known].tolist()]
-        return ended[:, 0][known].tolist(), lengths_of_all, Coverage(int(environments), int(unfinished))
+        return ended[:, 0][known].tolist(), lengths_of_all, Coverage(*sums)
 
     def together(self, work: Callable[[], Any]) -> list[Any]:
         """Return what `work` returns on each rank, JSON values by rank, which may take minutes.

@@ -90,6 +90,7 @@ class RunRecord:
     unfinished: int = 0  # environments that have ended no episode: until all have, the mean is one over short episodes
     covered: bool = False  # whether all had since the start, or `COVERED` were ended for each: some may never end one
     _ended: int = 0  # episodes, by this process
+    _biased: int = 0  # episodes still to end before the window has none of actors that left before their longer ones ended
     mean_is_complete: bool = False  # whether the mean is one over enough episodes to reach the target
     rates: StepRates = field(default_factory=lambda: RateWindow().rates())
     progress: Progress = field(default_factory=Progress)
@@ -134,10 +135,12 @@ class RunRecord:
         """Count training episodes that ended: raw returns, lengths in env steps.
 
         The target is reached by the mean of a full window, once each environment has ended an episode. The window has an
-        episode of each environment, because those that end within a short time are of similar lengths.
+        episode of each environment, because those that end within a short time are of similar lengths. Where an actor leaves
+        before each of its environments has ended one, the window begins anew: it may have the short ones of that actor alone.
         """
         self.episodes += len(returns)
         self.unfinished = coverage.unfinished
+        self._biased = max(0, (len(self.returns) if coverage.left else self._biased) - len(returns))
         self.returns.extend(returns)
         self.lengths.extend(lengths)
         for _ in range(len(self.returns) - max(EPISODES, coverage.environments)):
@@ -146,7 +149,7 @@ class RunRecord:
         self._ended += len(returns)
         complete = not self.unfinished or self._ended >= COVERED * coverage.environments
         self.covered |= bool(self.returns) and complete
-        self.mean_is_complete = len(self.returns) >= EPISODES and not self.unfinished
+        self.mean_is_complete = len(self.returns) >= EPISODES and not self.unfinished and not self._biased
         target = self.settings.target.mean100
         if target is not None and self.mean_is_complete and significant(self.mean_return) >= target:
             self._reached_target(now, self.env_steps)

@@ -49,9 +49,9 @@ def test_votes_and_episodes_are_exchanged_between_ranks():
         agreement = Agreement(ranks)
         own = [1.5] * ranks.index
         decision = agreement.decide(vote(env_steps=ranks.index, episodes=len(own)))
-        return decision.env_steps, agreement.episodes(own, [3] * ranks.index, Coverage(4, ranks.index), decision.episodes)
+        return decision.env_steps, agreement.episodes(own, [3] * ranks.index, Coverage(4, ranks.index, 2), decision.episodes)
 
-    assert on_every_rank(3, work) == [(3, ([1.5, 1.5, 1.5], [3, 3, 3], Coverage(12, 3)))] * 3
+    assert on_every_rank(3, work) == [(3, ([1.5, 1.5, 1.5], [3, 3, 3], Coverage(12, 3, 6)))] * 3
 
 
 def test_the_coverage_of_all_ranks_is_exchanged_where_no_episode_ended_too():

@@ -119,7 +119,7 @@ def test_environments_of_a_new_incarnation_end_an_episode_first_and_those_of_a_c
     assert coverage.add([finished(one, ends), finished(two, ends[:1])], both) == Coverage(4, 1)
     assert coverage.add([finished(replace(one, incarnation=1), ends[:1])], both | {"without a message"}) == Coverage(4, 2)
     assert coverage.add([], both) == Coverage(4, 2)
-    assert coverage.add([finished(replace(one, incarnation=1), ends[1:])], {"one"}) == Coverage(2, 0)
+    assert coverage.add([finished(replace(one, incarnation=1), ends[1:])], {"one"}) == Coverage(2, 0, left=1)
     same = Experience(worker=two, version=0, env_steps=9, arrays={"episode_env": np.zeros(5, np.int32)})
     assert coverage.add([same], {"one"}) == Coverage(4, 1)  # it is back, with five short episodes of one environment
     assert coverage.add([Experience(worker=two, version=0, env_steps=9, arrays={})], both) == Coverage(4, 1)
@@ -145,6 +145,22 @@ def test_in_lockstep_environments_that_have_ended_an_episode_stay_so_after_a_res
         assert after.add([replace(other, index=1)], ()) == Coverage(2, left)
         again = replace(finished(replace(actor, incarnation=8), ends), index=1, continues=False)
         assert after.add([again], ()) == Coverage(2, 1)
+
+
+def test_short_episodes_of_actors_that_left_before_their_long_ones_do_not_reach_the_target():
+    """Each step costs 1. Twenty actors join, end episodes of 20 steps, and are taken away before they end those of 100."""
+    run = record(mean100=-50.0)
+    run.coverage = EpisodeCoverage(2)
+    one, *others = [WorkerKey(name=f"actor-{number}", incarnation=1) for number in range(21)]
+    both, first, names = np.array([[True, True]]), np.array([[True, False]]), frozenset({"actor-0"})
+    ended = [-100.0] * EPISODES
+    run.ended(ended, [100] * EPISODES, 1.0, run.coverage.add([finished(one, both)], names))
+    joined = run.coverage.add([finished(other, first) for other in others], names.union(other.name for other in others))
+    run.ended([-20.0] * EPISODES, [20] * EPISODES, 2.0, joined)
+    assert (run.mean_return, run.unfinished) == (-20.0, 20)
+    for left, complete in ((1, False), (EPISODES - 2, False), (1, True)):
+        run.ended(ended[:1] * left, [100] * left, 3.0, run.coverage.add([finished(one, first)], names))
+        assert (run.mean_is_complete, run.unfinished, run.solved) == (complete, 0, False)
 
 
 @pytest.mark.parametrize(
