@@ -140,7 +140,7 @@ class BackgroundTracker:
             self._tracker = self._tracker or self._open()
             if points:
                 self._tracker.write(points)
-                self._sent(before + len(points))
+                self._sent(before, len(points))
             if end:
                 self._tracker.finish(end[0], complete=end[1])
                 self._end = None
@@ -168,10 +168,11 @@ class BackgroundTracker:
             self._changed.wait(min(LAST_RETRY_SECONDS, self._retry_seconds))
         return time.monotonic() < self._deadline
 
-    def _sent(self, until: int) -> None:
-        """Remove the points that were sent; those that were dropped meanwhile are not there any more."""
+    def _sent(self, before: int, count: int) -> None:
+        """Remove the points that were sent; those that were dropped meanwhile do not count as dropped any more."""
         with self._changed:
-            while self._points and self._removed < until:
+            self.dropped -= min(self._removed - before, count)
+            while self._points and self._removed < before + count:
                 self._remove_oldest()
 
     def _remove_oldest(self) -> None:

@@ -104,6 +104,7 @@ def test_a_server_that_goes_away_is_reported_once_and_gets_the_points_when_it_is
 def test_of_more_points_than_are_kept_the_oldest_are_dropped_and_counted(server):
     server.hanging.clear()
     tracker = server.tracker(capacity=3)
+    assert server.asked.wait(PATIENCE), "it is opened before there are points"
     for env_steps in range(10):
         tracker.write(point(env_steps))
     assert tracker.dropped == 7
@@ -126,6 +127,7 @@ def test_points_that_are_dropped_while_they_are_sent_do_not_take_later_ones_with
     server.hanging.set()
     close(tracker)
     assert server.received[-3:] == [3, 4, 5]
+    assert len(server.received) + tracker.dropped == 6
 
 
 def test_the_end_waits_for_no_server_that_hangs(server):
