@@ -29,6 +29,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The tests of all workers share the cores: a second thread of torch would mostly wait, and burn CPU while it does.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Of the tester's shell and its proxy the tests know nothing; those of colours, terminals and proxies set their own.
+for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
+    os.environ.pop(name, None)
+os.environ["TERM"] = "xterm"
+direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(filter(None, [direct, "127.0.0.1", "localhost"]))
+
 SLOW_TORCH = Path(__file__).parent / "support" / "slow_torch"
 if os.environ.get("SLOW_TORCH") and str(SLOW_TORCH) not in (path := os.environ.get("PYTHONPATH", "")):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SLOW_TORCH), path]))  # of all processes from here on
