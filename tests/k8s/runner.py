@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import random
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -236,7 +236,7 @@ class Cluster:
         """No pod runs yet."""
         self.manifests, self.folder = list(manifests), folder
         self.pods: list[Pod] = []
-        self._net = f"127.{random.randint(1, 254)}.{random.randint(1, 254)}"
+        self._net = f"127.{secrets.randbelow(254) + 1}.{secrets.randbelow(254) + 1}"  # tests of environments seed `random`
         self._numbers, self._hosts = itertools.count(), itertools.count(1)
         self._stable: dict[str, str] = {}  # addresses of the pods that a Service leads to
 
