@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_ports
+
 pytestmark = pytest.mark.system  # a kernel
 
 ROOT = Path(__file__).parents[2]
@@ -17,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 def test_the_notebook_runs_on_a_run(make_run, tmp_path, monkeypatch):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
+    from traitlets.config import Config
+
     kernel = {"argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], "display_name": "tests"}
     (tmp_path / "kernels/tests").mkdir(parents=True)
     (tmp_path / "kernels/tests/kernel.json").write_text(json.dumps(kernel), encoding="utf-8")
@@ -31,7 +35,10 @@ def test_the_notebook_runs_on_a_run(make_run, tmp_path, monkeypatch):
     assert not any(cell.get("outputs") for cell in notebook.cells)  # nothing of its author's machine
     assert cells["run"]["source"].startswith("RUN = ")
     cells["run"]["source"] = f"RUN = {str(run.path)!r}"
-    nbclient.NotebookClient(notebook, kernel_name="tests", timeout=380, startup_timeout=380).execute()
+    # Jupyter would choose ports of the kernel's range, which another process may take before its kernel has started.
+    names = ("shell_port", "iopub_port", "stdin_port", "hb_port", "control_port")
+    config = Config(KernelManager={"cache_ports": False, **dict(zip(names, free_ports(5), strict=True))})
+    nbclient.NotebookClient(notebook, kernel_name="tests", timeout=380, startup_timeout=380, config=config).execute()
     assert "tiny: version 7, trained on 7,000 env steps" in cells["load"]["outputs"][0]["text"]
     assert cells["evaluate"]["outputs"][0]["text"].startswith("mean return ")
     assert "image/png" in cells["picture"]["outputs"][-1]["data"]

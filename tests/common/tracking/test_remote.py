@@ -17,6 +17,7 @@ import pytest
 
 from common.tracking.background import BackgroundTracker, Point, TrackedRun
 from common.tracking.remote import REMOTE, RUN_TAG
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
 
@@ -125,10 +126,11 @@ def metrics(runs, key):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_mlflow_gets_settings_and_curves_and_those_of_the_time_without_a_server(tmp_path, monkeypatch):
     """The server goes away in the middle and comes back; then the run is resumed with another setting."""
-    with mlflow_server() as server:
-        port = server.server_port
+    (port,) = free_ports(1)
+    with mlflow_server(port=port) as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", f"{PATIENCE:.0f}")
         monkeypatch.setenv("MLFLOW_ENABLE_ASYNC_LOGGING", "false")
         events, written = [], threading.Event()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Final
 
+from tests.ports import free_ports
+
 if TYPE_CHECKING:
     from common.transport.zmq import ZmqServer, ZmqWorker
 
@@ -12,6 +14,11 @@ ANY_PORT: Final = "tcp://127.0.0.1:0"
 SOON: Final = 1000.0  # a deadline, beyond that of the test itself: never reached when all is well
 TICK: Final = 0.01
 LOST: Final = 1.0  # seconds after which a message is sent again: its connection may have ended on the way
+
+
+def own_endpoint() -> str:
+    """Return an endpoint that no other process is given while nothing is bound to it, as one of the kernel's range may be."""
+    return f"tcp://127.0.0.1:{free_ports(1)[0]}"
 
 
 def greet(learner: ZmqServer, worker: ZmqWorker, word: bytes = b"hello") -> bytes:

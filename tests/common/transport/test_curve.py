@@ -20,7 +20,7 @@ from common.transport.api import FAILURES_LOG_SECONDS, Handshakes
 from common.transport.curve import ServerKeys, WorkerKeys, make
 from common.transport.zmq import ZmqServer, ZmqWorker
 from tests.common.transport import zmtp
-from tests.common.transport.ends import ANY_PORT, SOON, TICK, greet
+from tests.common.transport.ends import ANY_PORT, SOON, TICK, greet, own_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -356,7 +356,7 @@ def test_a_worker_with_keys_sends_nothing_to_a_learner_without(own: WorkerKeys) 
 def test_a_worker_allowed_later_connects_by_itself(folder: Path, keys: ServerKeys, own: WorkerKeys) -> None:
     """An actor with a new key starts before the learner allows it: the learner is restarted, and the actor is not."""
     narrow = ServerKeys(public=keys.public, secret=keys.secret, allowed={"second": WorkerKeys.of(str(folder / "second")).public})
-    with closing(ZmqServer(ANY_PORT, keys=narrow)) as first, closing(ZmqWorker(first.endpoint, keys=own)) as worker:
+    with closing(ZmqServer(own_endpoint(), keys=narrow)) as first, closing(ZmqWorker(first.endpoint, keys=own)) as worker:
         until(lambda: worker.handshakes.failed[HandshakeFailure.KEY] > 0, first, worker)
         first.close()
         with closing(ZmqServer(first.endpoint, keys=keys)) as second:
@@ -365,7 +365,7 @@ def test_a_worker_allowed_later_connects_by_itself(folder: Path, keys: ServerKey
 
 def test_a_learner_that_comes_back_with_its_keys_is_found_again(keys: ServerKeys, own: WorkerKeys) -> None:
     """The learner is killed and restarted; no worker restarts."""
-    with closing(ZmqServer(ANY_PORT, keys=keys)) as first, closing(ZmqWorker(first.endpoint, keys=own)) as worker:
+    with closing(ZmqServer(own_endpoint(), keys=keys)) as first, closing(ZmqWorker(first.endpoint, keys=own)) as worker:
         greet(first, worker)
         first.close()
         while worker.send([b"into the void"]):

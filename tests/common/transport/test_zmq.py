@@ -20,7 +20,7 @@ from common.transport import zmq_socket
 from common.transport.zmq import ZmqServer, ZmqWorker
 from common.units import MIB
 from tests.common.transport import zmtp
-from tests.common.transport.ends import ANY_PORT, SOON, TICK, greet
+from tests.common.transport.ends import ANY_PORT, SOON, TICK, greet, own_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,8 +95,8 @@ def test_a_worker_asks_again_whatever_it_was_answered(answer: str, monkeypatch: 
     """Another program has the learner's port for a while."""
     monkeypatch.setattr(adapter, "RECONNECT_SECONDS", 0.1)
     monkeypatch.setattr(adapter, "LOST_SECONDS", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        endpoint = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+    endpoint = own_endpoint()
+    with socket.create_server(("127.0.0.1", int(endpoint.rpartition(":")[2]))) as other:
         worker = ZmqWorker(endpoint)
         with other.accept()[0] as caller:
             caller.sendall(NONSENSE[answer])
@@ -125,8 +125,7 @@ def test_the_endpoint_names_the_port_that_was_bound(learner: ZmqServer) -> None:
 
 def test_a_worker_may_start_before_the_learner() -> None:
     """Actors come up first: nothing is queued for nobody, and they connect when the learner comes."""
-    with closing(ZmqServer(ANY_PORT)) as placeholder:
-        endpoint = placeholder.endpoint
+    endpoint = own_endpoint()
     with closing(ZmqWorker(endpoint)) as worker:
         assert not worker.send([b"early"])
         with closing(ZmqServer(endpoint)) as learner:
@@ -136,8 +135,8 @@ def test_a_worker_may_start_before_the_learner() -> None:
 
 def test_a_restarted_learner_finds_its_workers_again_on_the_same_port() -> None:
     """A learner killed: sends fail meanwhile, the worker reconnects by itself, by a new route, and nothing old arrives."""
-    with closing(ZmqServer(ANY_PORT)) as first, closing(ZmqWorker(first.endpoint)) as worker:
-        endpoint = first.endpoint
+    endpoint = own_endpoint()
+    with closing(ZmqServer(endpoint)) as first, closing(ZmqWorker(endpoint)) as worker:
         old = greet(first, worker)
         first.close()
         until(lambda: not worker.send([b"into the void"]), worker)
@@ -227,9 +226,7 @@ def test_a_closed_end_does_nothing_more(learner: ZmqServer, worker: ZmqWorker) -
 
 def test_an_unreachable_learner_does_not_hold_up_the_close() -> None:
     """SIGTERM of an actor without a learner: the linger has nothing to wait for."""
-    with closing(ZmqServer(ANY_PORT)) as placeholder:
-        endpoint = placeholder.endpoint
-    ZmqWorker(endpoint, linger=SOON * 10).close()
+    ZmqWorker(own_endpoint(), linger=SOON * 10).close()
 
 
 def test_a_frame_over_the_limit_costs_its_sender_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
