@@ -250,7 +250,10 @@ def _absent(own: TorchrunEnvironment, seconds: str, *, present: int, reached: bo
 
 
 def _serve(own: TorchrunEnvironment) -> TCPStore:
-    """Return the store, which rank 0 serves: to this machine alone where its address is of this machine."""
+    """Return the store, which rank 0 serves: to this machine alone where its address is of this machine.
+
+    Rank 0 reaches its own store over loopback: its name may not be in DNS yet, and torch's look-up ends at no signal.
+    """
     host = own.master.host if own.master.loopback else ""
     try:
         listener = socket.create_server((host, own.master.port))
@@ -258,7 +261,7 @@ def _serve(own: TorchrunEnvironment) -> TCPStore:
         fix = "set MASTER_PORT to a free port"
         raise ConfigError(f"rank 0 cannot bind {own.master}", found=error.strerror, wanted="a free port", fix=fix) from error
     return TCPStore(
-        own.master.host,
+        host or "127.0.0.1",
         listener.getsockname()[1],
         is_master=True,
         wait_for_workers=False,

@@ -129,6 +129,13 @@ def test_rank_0_is_refused_where_another_rank_never_comes(free_port):
         process_group(rank(0, free_port), waiting=lambda: None, join_seconds=SHORT).__enter__()
 
 
+def test_rank_0_needs_no_name_of_its_own_in_dns(free_port):
+    """The name of a pod is in DNS some time after its start; rank 0 is to say that it waits, and to obey a stop, meanwhile."""
+    unknown = TorchrunEnvironment(rank=0, local_rank=0, world_size=2, master=Endpoint("learner-0.learner.invalid", free_port))
+    with pytest.raises(ConfigError, match=r"not all ranks have come: found 1 of 2"):
+        rendezvous(unknown, waiting=lambda: None, seconds=SHORT)
+
+
 def test_another_rank_is_refused_where_rank_0_never_comes(free_port):
     with pytest.raises(ConfigError, match=r"rank 1 does not reach rank 0 at tcp://127.0.0.1"):
         process_group(rank(1, free_port), waiting=lambda: None, join_seconds=SHORT).__enter__()
