@@ -13,6 +13,7 @@ REGISTRY ?=
 
 KEYS    ?=
 COMPOSE_FILES = --file docker/compose.yaml $(if $(KEYS),--file docker/compose.keys.yaml)
+EVERY_SERVICE = --file docker/compose.yaml --profile policy-server --profile tensorboard
 
 # Of the tests: two more than cores, since tests of real processes wait for half of their time.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
@@ -139,10 +140,10 @@ up: ## start a run in containers (PRESET=cartpole ARGS="--scale actor=8" to chan
 	$(if $(filter file,$(origin PRESET)),,PRESET=$(PRESET)) $(if $(KEYS),KEYS=$(abspath $(KEYS))) $(COMPOSE) $(COMPOSE_FILES) up --detach $(ARGS)
 
 down: ## end it; the run is kept (ARGS=--volumes to forget it)
-	$(COMPOSE) --file docker/compose.yaml --profile policy-server --profile tensorboard down $(ARGS)
+	$(COMPOSE) $(EVERY_SERVICE) down $(ARGS)
 
 logs: ## what its containers say
-	$(COMPOSE) --file docker/compose.yaml logs --follow $(ARGS)
+	$(COMPOSE) $(EVERY_SERVICE) logs --follow $(ARGS)
 
 bench: bench-throughput bench-transport bench-replay bench-a3c ## the four benchmarks below (half an hour; the machine must be idle)
 

@@ -61,6 +61,15 @@ def test_docker_compose_1_29_reads_it_too():
     assert set(OURS) <= set(done.stdout.split())
 
 
+@pytest.mark.parametrize("target", ["down", "logs"])
+def test_make_ends_and_reads_the_services_of_every_profile(target):
+    """`docker compose` leaves out the containers of a profile that is not named, though they run."""
+    line = ["make", "--no-print-directory", "--dry-run", target, "COMPOSE=compose"]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=True)
+    profiles = {profile for service in COMPOSE["services"].values() for profile in service.get("profiles", ())}
+    assert set(re.findall(r"--profile (\S+)", done.stdout)) == profiles
+
+
 @pytest.mark.parametrize(("given", "words"), [([], []), (["PRESET=cartpole"], ["PRESET=cartpole"])])
 def test_make_up_leaves_the_preset_that_is_not_named_to_docker_env(given, words):
     environ = {name: value for name, value in os.environ.items() if name not in {"ARGS", "KEYS", "MAKEFLAGS", "PRESET"}}
