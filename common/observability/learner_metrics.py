@@ -182,7 +182,7 @@ MESSAGE_BYTES_SENT = LearnerMetric(
 )
 RECONNECTS = LearnerMetric(
     "rookery_learner_reconnects_total",
-    "Hellos of an incarnation that had been welcomed before.",
+    "Connections of incarnations that had been welcomed before. Hellos repeated on one connection do not count.",
     read=lambda stats: stats.intake.reconnects,
 )
 SOCKETS_REOPENED = LearnerMetric(

@@ -126,8 +126,8 @@ class Greeting:
             return [*notes, *self._rolled_back(route, worker, hello)]
         again = worker.state is not WorkerState.EXPECTED
         worker.public_key, worker.challenger = public_key, None
-        self.reconnects += again
         if worker.route != route:  # on the same connection it is a repeated Hello, and its SnapshotWanted is still open
+            self.reconnects += again
             worker.wanted_after = None
         self._registry.connect(worker, route, now)
         # The training of an earlier learner after its last checkpoint is in weights that are lost.

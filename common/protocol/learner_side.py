@@ -88,7 +88,7 @@ class LearnerSide:
 
     @property
     def reconnects(self) -> int:
-        """Return the number of Welcomes after the first of an incarnation."""
+        """Return the number of connections after the first of an incarnation; repeated Hellos do not count."""
         return self._greeting.reconnects
 
     def connected(self, role: str) -> int:

@@ -139,6 +139,7 @@ def test_a_greeting_said_twice_keeps_the_open_want() -> None:
     learner.hear(b"a", SnapshotWanted(after=0))
     assert of(Welcome, learner.greet())
     assert of(Snapshot, learner.handle(e.Published(snapshot=Snapshot(version=1, env_steps=0, precision="fp32", layout="x"))))
+    assert learner.side.reconnects == 0  # a slow learner is no lost connection
 
 
 @pytest.mark.parametrize(
