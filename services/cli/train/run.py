@@ -31,7 +31,7 @@ from services.cli.train.instructions import (
     actor_names,
     rank_names,
 )
-from services.cli.train.outcome import draw_curve, final_lines, read_summary, verdict, written
+from services.cli.train.outcome import draw_curve, final_lines, own_end, read_summary, verdict, written
 from services.cli.train.plan import Plan, Request, make_plan
 from services.cli.train.ports import binds
 from services.cli.train.processes import Processes, Requests, stop_signals, supervise
@@ -117,6 +117,8 @@ def _first_lines(plan: Plan) -> Iterator[str]:
     if plan.resume:
         if changed := describe_resume(plan.replaced_config, plan.settings):
             yield changed
+        if end := own_end(read_summary(plan.directory.summary) or {}, plan.settings.target.model_dump()):
+            yield f"nothing is left to train: {end}; to go on, set a larger budget (target.env_steps) or another target"
     elif init := plan.settings.run.init:
         yield describe(Path(init), plan.settings)
 

@@ -244,6 +244,14 @@ def test_a_run_that_is_refused_keeps_its_folder_only_where_something_was_learned
     assert errors == "rookery train: error: no (from learner)\n"
 
 
+@pytest.mark.parametrize(("env_steps", "said"), [(4000, True), (8000, False)])
+def test_a_resumed_run_that_has_ended_says_how_it_goes_on(trained, env_steps, said):
+    """Its processes started, and ended again, without a word."""
+    trained("target.mean100=null", "target.env_steps=4000", solved=False)
+    _, shown, _, _ = trained(f"target.env_steps={env_steps}", solved=False, resume=True)
+    assert ("nothing is left to train: the budget of env steps is spent" in shown) == said
+
+
 def test_a_resume_with_settings_that_the_learner_refuses_leaves_those_of_the_run(trained):
     """Another network does not fit the checkpoint: the run resumes, and its policy loads, as before."""
     *_, run_dir = trained()
