@@ -7,9 +7,11 @@ import os
 import random
 import socket
 
-SHARE = 500  # ports of each process of pytest-xdist; below those of `services.cli.train.plan` and of the kernel
-WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 20
-FIRST = 10_000 + WORKER * SHARE
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+SHARE = 10_000 // max(20, WORKERS)  # ports of each process of pytest-xdist
+FIRST = 10_000 + WORKER * SHARE  # below the ports of `services.cli.train.ports` and of the kernel
+ROOM = 40  # ports among which `rookery train` searches in a test
 _next = itertools.count(random.randrange(SHARE))  # two runs of the tests at once seldom begin with the same
 
 

@@ -70,7 +70,7 @@ def test_a_killed_learner_resumes_and_its_actors_are_not_restarted(colony, wait,
 def test_of_two_resumes_at_once_one_goes_on_and_the_other_touches_nothing(colony, wait):
     """Two terminals. The second one ended with a traceback, removed the first one's addresses and took over its actors."""
     known = "env.entry_point=common.envs.probes:matching_action"  # this process does not import from the colony's folder
-    few = "actor.count=1", "evaluator.enabled=false"
+    few = "actor.count=1", "evaluator.enabled=false", f"learner.bind={colony.endpoint}"
     request = Request(preset=str(colony.config), overrides=(known, *few), run_dir=colony.run_dir)
     directory = RunDirectory(colony.run_dir)
     with make_plan(request, environ={}, command_line=[], now=datetime.now(UTC)):

@@ -19,9 +19,9 @@ from common.runtime.store import RunStore
 from common.transport.curve import ServerKeys, WorkerKeys, make
 from services.cli.train.instructions import Start
 from services.cli.train.plan import Request, make_plan, max_actors
-from services.cli.train.ports import FIRST_PORT, Ports, binds
+from services.cli.train.ports import Ports, binds
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("first_port")]
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 
@@ -418,11 +418,9 @@ def test_two_runs_that_begin_at_the_same_moment_share_no_port(monkeypatch, secon
     assert len(ports) == len(set(ports))
 
 
-def test_ports_that_the_user_chose_for_metrics_are_kept_from_the_search_for_others(monkeypatch):
-    with Ports() as ports:
-        first = ports.find(9, in_a_row=True)[0]
-    monkeypatch.setattr("secrets.randbelow", lambda _: first - FIRST_PORT)
-    found = all_ports(planned(f"metrics.port={first}", "policy_server.workers=1", "learner.ranks=2", "actor.count=2"))
+def test_ports_that_the_user_chose_for_metrics_are_kept_from_the_search_for_others(monkeypatch, first_port):
+    monkeypatch.setattr("secrets.randbelow", lambda _: 0)
+    found = all_ports(planned(f"metrics.port={first_port}", "policy_server.workers=1", "learner.ranks=2", "actor.count=2"))
     assert len(found) == len(set(found))
 
 

@@ -7,22 +7,10 @@ import socket
 import pytest
 
 from common.errors import ResourceError
-from services.cli.train import ports as module
 from services.cli.train.ports import Ports
-from tests.ports import free_ports
+from tests.ports import ROOM
 
-pytestmark = pytest.mark.service
-
-ROOM = 40
-
-
-@pytest.fixture(autouse=True)
-def first_port(monkeypatch):
-    """The first of a range of ports that is searched by these tests alone: others run `rookery train` meanwhile."""
-    first, *_ = free_ports(ROOM)
-    monkeypatch.setattr(module, "FIRST_PORT", first)
-    monkeypatch.setattr(module, "LAST_PORT", first + ROOM)
-    return first
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("first_port")]
 
 
 @pytest.fixture

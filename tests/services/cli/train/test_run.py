@@ -30,7 +30,7 @@ from services.cli.train.run import join_line, resume_command, train
 from services.cli.train.status import RunStatus
 from services.cli.train.view import LineView, ViewFrame, make_view
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("first_port")]
 
 # Serves /status once, then writes the files of a learner, and exits with the code in its arguments.
 LEARNER = """
