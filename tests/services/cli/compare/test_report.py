@@ -1,6 +1,7 @@
 """`rookery compare` and `rookery report` on runs of two configurations."""
 
 import errno
+import html
 import json
 import os
 import re
@@ -249,7 +250,7 @@ def test_runs_of_a_series_that_have_not_begun_are_named(tmp_path, write_run, cap
     assert main(["compare", str(tmp_path)]) == 0
     assert note in capsys.readouterr().out
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
-    assert note in (tmp_path / "r.html").read_text()
+    assert note in html.unescape((tmp_path / "r.html").read_text())
     for text in ("[1]", "{", '{"grid": {"a": 3}, "seeds": [1]}'):  # the run can be compared all the same
         file.write_text(text)
         assert main(["compare", str(tmp_path)]) == 0
@@ -296,7 +297,7 @@ def test_a_run_and_its_backup_are_one_run_and_equal_seeds_are_named(tmp_path, wr
     assert f"left out, as copies of {tmp_path / 'mine-backup'}: {tmp_path / 'mine'}\n" in out  # which has fewer points
     assert "different seeds" not in shown
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
-    shown = (tmp_path / "r.html").read_text()
+    shown = html.unescape((tmp_path / "r.html").read_text())
     assert "configuration 1: 3 runs have only 2 different seeds" in shown  # `again` began with the config.yaml of `mine`
     assert f"left out, as copies of {tmp_path / 'mine-backup'}: {tmp_path / 'mine'}<" in shown
 
