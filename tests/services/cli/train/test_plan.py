@@ -534,7 +534,7 @@ def test_a_run_by_the_configuration_of_another_has_an_id_of_its_own():
 
 def test_a_new_run_in_a_store_needs_a_local_directory_and_a_name_of_its_own(uploaded):
     store, _ = uploaded
-    with pytest.raises(ConfigError, match=f"run.store={store}"):
+    with pytest.raises(ConfigError, match=re.escape(f"run.store={store}")):
         planned(run_dir=Path("runs/mine"), store_copy=f"{store}/mine")
     with pytest.raises(ConfigError, match="holds a run of this name"):
         planned(f"run.store={store}", run_dir=Path("runs/mine"))
