@@ -80,6 +80,14 @@ def until(happened: Callable[[], Any], what: str, seconds: float = DEADLINE) -> 
     return answer
 
 
+def gone(process: psutil.Process) -> bool:
+    """Return whether a process has ended; it may be reaped between any two questions."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 class Http:
     """HTTP client for one service's port."""
 

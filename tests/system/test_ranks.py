@@ -13,7 +13,7 @@ import pytest
 
 from common.protocol.ledger import sum_counts
 from tests.ports import free_ports
-from tests.system.conftest import Http
+from tests.system.conftest import Http, gone
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(2400)]
 
@@ -28,7 +28,7 @@ def test_a_killed_rank_comes_back_and_the_ledgers_of_both_add_up(colony, wait, b
     actors = {name: child.pid for name, child in run.children().items() if name != "learner"}
     saved = int(colony.checkpoints()[-1].rpartition("-")[2])
     second.kill()
-    wait(lambda: not first.is_running() or first.status() == psutil.STATUS_ZOMBIE, "the other rank ends too", SECONDS)
+    wait(lambda: gone(first), "the other rank ends too", SECONDS)
     # An update does not wait for a rank that has no workers yet: each rank must have trained on experience of its own.
     ranks = [run.http, Http(int(run.http.url.rpartition(":")[2]) + 1)]
     wait(lambda: run.http.status().get("learner_updates", 0) > saved, "both train on from a checkpoint", SECONDS)

@@ -6,18 +6,13 @@ import json
 import signal
 from datetime import UTC, datetime
 
-import psutil
 import pytest
 
 from common.runtime.run_directory import RunDirectory
 from services.cli.train.plan import Request, make_plan
+from tests.system.conftest import gone
 
 pytestmark = pytest.mark.system
-
-
-def gone(processes):
-    """Return whether all of these processes have ended."""
-    return all(not process.is_running() or process.status() == psutil.STATUS_ZOMBIE for process in processes)
 
 
 def test_a_killed_actor_is_replaced_and_the_run_is_solved(colony, wait, balances):
@@ -60,7 +55,7 @@ def test_a_killed_learner_resumes_and_its_actors_are_not_restarted(colony, wait,
     }
     run.signal(signal.SIGINT)
     assert run.ended() == 0, run.output
-    wait(lambda: gone(after.values()), "no orphans")
+    wait(lambda: all(map(gone, after.values())), "no orphans")
     summary = colony.summary()
     balances(summary["ledger"])
     assert summary["ledger"]["trained"] == summary["env_steps"]
