@@ -38,6 +38,7 @@ class _SavedRecord(BaseModel):
     frames: int = 0  # older versions save none
     unfinished: int = 0  # the same
     covered: bool = True  # the same
+    unbiased: int = 0  # the same
     episodes: int
     updates: int
     version: int
@@ -90,7 +91,7 @@ class RunRecord:
     unfinished: int = 0  # environments that have ended no episode: until all have, the mean is one over short episodes
     covered: bool = False  # whether all had since the start, or `COVERED` were ended for each: some may never end one
     _ended: int = 0  # episodes, by this process
-    _biased: int = 0  # episodes still to end before the window has none of actors that left before their longer ones ended
+    _unbiased: int = 0  # newest episodes, since an actor last left before its longer ones ended
     mean_is_complete: bool = False  # whether the mean is one over enough episodes to reach the target
     rates: StepRates = field(default_factory=lambda: RateWindow().rates())
     progress: Progress = field(default_factory=Progress)
@@ -136,11 +137,12 @@ class RunRecord:
 
         The target is reached by the mean of a full window, once each environment has ended an episode. The window has an
         episode of each environment, because those that end within a short time are of similar lengths. Where an actor leaves
-        before each of its environments has ended one, the window begins anew: it may have the short ones of that actor alone.
+        before each of its environments has ended one, the window may have the short ones of that actor alone: the target is
+        not reached until none of them is left.
         """
         self.episodes += len(returns)
         self.unfinished = coverage.unfinished
-        self._biased = max(0, (len(self.returns) if coverage.left else self._biased) - len(returns))
+        self._unbiased = (0 if coverage.left else self._unbiased) + len(returns)
         self.returns.extend(returns)
         self.lengths.extend(lengths)
         for _ in range(len(self.returns) - max(EPISODES, coverage.environments)):
@@ -149,7 +151,7 @@ class RunRecord:
         self._ended += len(returns)
         complete = not self.unfinished or self._ended >= COVERED * coverage.environments
         self.covered |= bool(self.returns) and complete
-        self.mean_is_complete = len(self.returns) >= EPISODES and not self.unfinished and not self._biased
+        self.mean_is_complete = EPISODES <= len(self.returns) <= self._unbiased and not self.unfinished
         target = self.settings.target.mean100
         if target is not None and self.mean_is_complete and significant(self.mean_return) >= target:
             self._reached_target(now, self.env_steps)
@@ -287,6 +289,7 @@ class RunRecord:
             "frames": self.frames,
             "unfinished": self.unfinished,
             "covered": self.covered,
+            "unbiased": self._unbiased,
             "target": self.settings.target.mean100,
             "target_evaluation": self.settings.target.evaluation,
             "evaluations": dict(self.evaluations),
@@ -338,6 +341,8 @@ class RunRecord:
             self.unfinished = state.get("unfinished", 0)
             continues = self.settings.lockstep and not changes  # else environments may begin anew: short episodes are the first
             self.covered = continues and state.get("covered", True)
+            left = self.unfinished and not continues  # before each environment had ended an episode
+            self._unbiased = 0 if left else state.get("unbiased", len(self.returns))
         else:
             self.solved_at = self.last_evaluation = None
             for results in (self.evaluations, self.returns, self.lengths):

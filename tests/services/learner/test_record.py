@@ -163,6 +163,41 @@ def test_short_episodes_of_actors_that_left_before_their_long_ones_do_not_reach_
         assert (run.mean_is_complete, run.unfinished, run.solved) == (complete, 0, False)
 
 
+@pytest.mark.parametrize(("short", "environments"), [(EPISODES // 2, 2), (EPISODES, 3 * EPISODES)])
+def test_a_window_that_was_not_full_or_grows_keeps_short_episodes_of_actors_that_left_for_longer(short, environments):
+    run = record(mean100=-99.0)
+    run.ended([-20.0] * short, [20] * short, 1.0, Coverage(42, 20))
+    run.ended([], [], 2.0, Coverage(2, 0, left=20))
+    size = max(EPISODES, environments)
+    for ended, complete in ((size - 1, False), (1, True)):
+        run.ended([-100.0] * ended, [100] * ended, 3.0, Coverage(environments, 0))
+        assert (run.mean_is_complete, run.solved) == (complete, False)
+    assert run.mean_return == -100.0
+
+
+@pytest.mark.parametrize("left", [0, 20])
+def test_short_episodes_of_before_a_resume_do_not_reach_the_target(left):
+    """The environments of before, which had not ended their longer ones, are gone, be it by the resume or before it."""
+    before, after = record(mean100=-50.0), record(mean100=-50.0)
+    before.ended([-20.0] * EPISODES, [20] * EPISODES, 1.0, Coverage(42, 20))
+    if left:
+        before.ended([], [], 2.0, Coverage(2, 0, left=left))
+    after.load_state_dict(json.loads(json.dumps(before.state_dict(now=5.0))), now=10.0)
+    for ended, complete in ((1, False), (EPISODES - 2, False), (1, True)):
+        after.ended([-100.0] * ended, [100] * ended, 11.0, Coverage(2, 0))
+        assert (after.mean_is_complete, after.solved) == (complete, False)
+
+
+def test_after_a_resume_full_windows_of_environments_that_had_all_ended_an_episode_count_at_once():
+    """In lockstep those of environments that had not, too: they go on."""
+    for unfinished, mode in ((0, "asynchronous"), (20, "lockstep")):
+        before, after = record(mean100=-50.0, mode=mode), record(mean100=-50.0, mode=mode)
+        before.ended([-40.0] * EPISODES, [40] * EPISODES, 1.0, Coverage(42, unfinished))
+        after.load_state_dict(json.loads(json.dumps(before.state_dict(now=5.0))), now=10.0)
+        after.ended([-40.0], [40], 11.0, Coverage(42, 0))
+        assert (after.mean_is_complete, after.solved) == (True, True)
+
+
 @pytest.mark.parametrize(
     ("target", "env_steps", "now", "reason"),
     [
