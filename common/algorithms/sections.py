@@ -253,7 +253,7 @@ class ReplaySection(AlgorithmSection):
         drawn = self.minibatch * scale.ranks
         paid_from = (self.warmup + math.ceil(drawn / self.samples_per_insert)) // scale.ranks  # inserted by each rank
         newest = max(1, scale.actors) * scale.message_env_steps if scale.memory else 0  # rollouts that nothing follows yet
-        first = max(paid_from - newest, scale.message_env_steps if scale.memory else scale.batch_env_steps)
+        first = max(max(paid_from, scale.batch_env_steps) - newest, scale.message_env_steps)
         ranks = f" x learner.ranks {scale.ranks}" if scale.ranks > 1 else ""
         if first < self.minibatch <= self.replay_capacity:
             more = f" + {newest * scale.ranks}, the newest rollouts, which nothing follows yet" if newest else ""

@@ -185,6 +185,8 @@ def test_a_first_minibatch_must_have_enough_to_be_drawn_from():
         ({"num_envs": 1, "actors": 0}, 128, 128, 144),  # how many there are is not known: one at least
         ({"num_envs": 1, "actors": 8}, 256, 128, None),
         ({"num_envs": 8, "actors": 8}, 0, 128, None),  # the rollouts of one message are enough
+        ({"num_envs": 1, "actors": 8, "batch": 32}, 0, 256, None),  # 24 of 32 rollouts have a successor after the first batch
+        ({"num_envs": 1, "actors": 8, "batch": 32}, 0, 512, 640),
     ],
 )
 def test_with_memory_the_newest_rollouts_are_not_drawn_from(scale, warmup, minibatch, wanted):
