@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -78,7 +77,7 @@ class BackgroundTracker:
         self.name, self._open, self._capacity, self._retry_seconds = name, open_tracker, capacity, retry_seconds
         self._changed = threading.Condition()
         self._points: deque[Point] = deque()
-        self._removed = 0  # points that have left the queue, sent or dropped
+        self._sending: list[Point] = []  # they have left the queue, and return to it where the tracker fails
         self.dropped = 0  # points that were never sent
         self._end: tuple[Mapping[str, float], bool] | None = None  # result, and whether the run is complete
         self._closing = False
@@ -99,9 +98,7 @@ class BackgroundTracker:
         """Queue a point; does not block."""
         with self._changed:
             self._points.append(point)
-            if len(self._points) > self._capacity:
-                self._remove_oldest()
-                self.dropped += 1
+            self._drop_oldest()
             self._changed.notify()
 
     def finish(self, result: Mapping[str, float], *, complete: bool) -> None:
@@ -117,8 +114,8 @@ class BackgroundTracker:
             self._changed.notify()
         self._thread.join(max(0.0, deadline - time.monotonic()))
         with self._changed:
-            self.dropped += len(self._points)
-            self._removed += len(self._points)
+            self.dropped += len(self._sending) + len(self._points)
+            self._sending = []
             self._points.clear()
 
     def _run(self) -> None:
@@ -132,15 +129,17 @@ class BackgroundTracker:
         """Wait for something to send and send it; return False at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._points or self._end or self._closing or not (self._tracker or self._losing))
-            points, before = list(islice(self._points, POINTS_AT_ONCE)), self._removed
-            end = self._end if len(points) == len(self._points) else None
+            points = [self._points.popleft() for _ in range(min(POINTS_AT_ONCE, len(self._points)))]
+            self._sending = points
+            end = None if self._points else self._end
             if self._closing and not points and end is None:
                 return False
         try:
             self._tracker = self._tracker or self._open()
             if points:
                 self._tracker.write(points)
-                self._sent(before, len(points))
+                with self._changed:
+                    self._sending = []
             if end:
                 self._tracker.finish(end[0], complete=end[1])
                 self._end = None
@@ -152,7 +151,11 @@ class BackgroundTracker:
         return True
 
     def _failed(self, error: Exception) -> bool:
-        """Log the first error of an outage and wait; return False where the run ends."""
+        """Log the first error of an outage, keep the points and wait; return False where the run ends."""
+        with self._changed:
+            self._points.extendleft(reversed(self._sending))
+            self._sending = []
+            self._drop_oldest()
         if not self._losing:
             self._losing = True
             consequence = "the run goes on; points are kept and sent later"
@@ -168,13 +171,7 @@ class BackgroundTracker:
             self._changed.wait(min(LAST_RETRY_SECONDS, self._retry_seconds))
         return time.monotonic() < self._deadline
 
-    def _sent(self, before: int, count: int) -> None:
-        """Remove the points that were sent; those that were dropped meanwhile do not count as dropped any more."""
-        with self._changed:
-            self.dropped -= min(self._removed - before, count)
-            while self._points and self._removed < before + count:
-                self._remove_oldest()
-
-    def _remove_oldest(self) -> None:
-        self._points.popleft()
-        self._removed += 1
+    def _drop_oldest(self) -> None:
+        while len(self._points) > self._capacity:
+            self._points.popleft()
+            self.dropped += 1

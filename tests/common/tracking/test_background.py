@@ -114,8 +114,10 @@ def test_of_more_points_than_are_kept_the_oldest_are_dropped_and_counted(server)
     assert tracker.dropped == 7
 
 
-def test_points_that_are_dropped_while_they_are_sent_do_not_take_later_ones_with_them(server):
-    tracker = server.tracker(capacity=3)
+@pytest.mark.parametrize("up", [True, False])
+def test_points_that_wait_behind_those_on_their_way_are_kept_and_no_point_counts_as_dropped_that_arrives(server, up):
+    """The number is a counter, which Prometheus takes for a new one where it falls."""
+    tracker = server.tracker(capacity=3, retry_seconds=0.0)
     assert server.ready.wait(PATIENCE)
     server.asked.clear()
     server.hanging.clear()
@@ -124,10 +126,16 @@ def test_points_that_are_dropped_while_they_are_sent_do_not_take_later_ones_with
     assert server.asked.wait(PATIENCE), "a batch is on its way"
     for env_steps in range(3, 6):
         tracker.write(point(env_steps))
+    dropped, server.up = tracker.dropped, up
     server.hanging.set()
+    if not up:
+        assert server.reported.wait(PATIENCE)
+        assert tracker.dropped == 3
+        server.up = True
     close(tracker)
     assert server.received[-3:] == [3, 4, 5]
     assert len(server.received) + tracker.dropped == 6
+    assert tracker.dropped == (dropped if up else 3)
 
 
 def test_the_end_waits_for_no_server_that_hangs(server):
