@@ -181,7 +181,8 @@ class RemoteEnvironments:
 
     def step(self, action: Array) -> Transition:
         """Send `action` [B, ...] to the env workers and return their rows; those without an answer in time are not valid."""
-        self.service()  # an env worker that greets again, because the policy acted for seconds, ignores an Act before its Welcome
+        # An env worker that greets again, because the policy acted for seconds, ignores an Act before its Welcome.
+        self.service(messages=MESSAGES_AT_ONCE * self.side.config.slots)
         began = self.clock()
         self._perform(self.side.act(np.ascontiguousarray(action), began))
         while not (self.side.answered or self.stopping()):
@@ -204,9 +205,9 @@ class RemoteEnvironments:
         self.stats.wait_seconds += self.clock() - began
         return transition
 
-    def service(self, timeout: Seconds = 0.0) -> None:
-        """Handle the messages that have arrived, at most `MESSAGES_AT_ONCE`, waiting up to `timeout` seconds for the first."""
-        for number in range(MESSAGES_AT_ONCE):
+    def service(self, timeout: Seconds = 0.0, *, messages: int = MESSAGES_AT_ONCE) -> None:
+        """Handle what has arrived, at most so many `messages`, waiting up to `timeout` seconds for the first."""
+        for number in range(messages):
             if (received := self.transport.receive(0.0 if number else timeout)) is None:
                 break
             self._arrived(*received)

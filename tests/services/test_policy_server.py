@@ -101,7 +101,7 @@ class Stage:
             env_signature=self.spec.signature,
             schema=observe_schema(self.spec, rows=ROWS),
             check=partial(check_observe, self.spec),
-            slots=SLOTS,
+            slots=max(SLOTS, workers),
             rows=ROWS,
             reset_seconds=300.0,
         )
@@ -355,18 +355,20 @@ def test_an_env_worker_that_is_late_loses_its_episodes_and_no_other_rows():
     assert stage.now >= STEP_TIMEOUT
 
 
-def test_env_workers_step_on_where_the_policy_acts_for_longer_than_they_may_hear_nothing():
-    stage = Stage()
+@pytest.mark.parametrize("workers", [SLOTS, 32])
+def test_env_workers_step_on_where_the_policy_acts_for_longer_than_they_may_hear_nothing(workers):
+    """Those of 32 send more messages meanwhile than the policy server reads at once while it waits for rows."""
+    stage, action = Stage(workers=workers), np.zeros(workers * ROWS, np.int64)
     stage.remote.reset(1)
     stage.join()
-    stage.remote.step(np.zeros(B, np.int64))
+    stage.remote.step(action)
     for _ in range(3):
         for _ in range(12):
             stage.now += 0.5
             for worker in stage.workers.values():
                 worker.turn()
-        assert stage.remote.step(np.zeros(B, np.int64)).valid.any()
-    assert [note.event for note in stage.notes].count("policy_server_lost") == 3 * SLOTS
+        assert stage.remote.step(action).valid.any()
+    assert [note.event for note in stage.notes].count("policy_server_lost") == 3 * workers
     assert stage.side.missing_rows == 0
 
 
