@@ -348,7 +348,7 @@ class RunRecord:
             for results in (self.evaluations, self.returns, self.lengths):
                 results.clear()
         if last := self.last_evaluation:
-            self._evaluated[last["mode"]] = last["version"]
+            self._evaluated = dict.fromkeys(self.evaluations, last["version"])
         self.lag = PolicyLag(*state["lag"])
         if not self.task_changed and not changes:
             self.coverage.load_state_dict(state["coverage"])

@@ -446,8 +446,9 @@ def test_a_late_evaluation_of_an_older_policy_is_not_the_last_one():
     assert run.evaluations["sampled"] == 1.0
     resumed = record()
     resumed.load_state_dict(json.loads(json.dumps(run.state_dict(now=110.0))), now=200.0)
-    resumed.evaluated(evaluation("greedy", 9.0, version=100), 0.0, env_steps=640)
-    assert (resumed.last_evaluation["version"], resumed.evaluations["greedy"]) == (501, 501)
+    for mode in ("greedy", "sampled"):
+        resumed.evaluated(evaluation(mode, 9.0, version=100), 0.0, env_steps=640)
+    assert (resumed.last_evaluation["version"], resumed.evaluations) == (501, {"greedy": 501, "sampled": 1.0})
 
 
 def test_a_run_is_solved_by_one_greedy_evaluation_that_reaches_its_target():
