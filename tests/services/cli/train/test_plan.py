@@ -114,10 +114,9 @@ def test_a_directory_may_look_like_a_setting():
 
 def test_two_runs_side_by_side_share_no_address():
     """Two terminals, one machine, no settings."""
-    one, other = planned(run_dir=Path("a")), planned(run_dir=Path("b"))
-    assert one.settings.learner.bind != other.settings.learner.bind
-    assert one.settings.run.id != other.settings.run.id
-    assert not set(one.metrics_ports.values()) & set(other.metrics_ports.values())
+    with planning(run_dir=Path("a")) as one, planning(run_dir=Path("b")) as other:
+        assert one.settings.run.id != other.settings.run.id
+        assert not set(all_ports(one)) & set(all_ports(other))
 
 
 def test_an_address_that_the_user_chose_stays_and_is_reached_from_here():
