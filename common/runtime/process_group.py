@@ -252,7 +252,7 @@ def _absent(own: TorchrunEnvironment, seconds: str, *, present: int, reached: bo
 def _serve(own: TorchrunEnvironment) -> TCPStore:
     """Return the store, which rank 0 serves: to this machine alone where its address is of this machine.
 
-    Rank 0 reaches its own store over loopback: its name may not be in DNS yet, and torch's look-up ends at no signal.
+    Rank 0 reaches its own store over loopback: its name may not be in DNS yet, and no signal interrupts torch's look-up.
     """
     host = own.master.host if own.master.loopback else ""
     try:

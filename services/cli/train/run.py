@@ -117,8 +117,8 @@ def _first_lines(plan: Plan) -> Iterator[str]:
     if plan.resume:
         if changed := describe_resume(plan.replaced_config, plan.settings):
             yield changed
-        if end := own_end(read_summary(plan.directory.summary) or {}, plan.settings.target.model_dump()):
-            yield f"nothing is left to train: {end}; to go on, set a larger budget (target.env_steps) or another target"
+        elif end := own_end(read_summary(plan.directory.summary) or {}, plan.settings.target.model_dump()):
+            yield f"the run had ended: {end}; to train on, raise its target or budget (target.*)"
     elif init := plan.settings.run.init:
         yield describe(Path(init), plan.settings)
 

@@ -244,12 +244,16 @@ def test_a_run_that_is_refused_keeps_its_folder_only_where_something_was_learned
     assert errors == "rookery train: error: no (from learner)\n"
 
 
-@pytest.mark.parametrize(("env_steps", "said"), [(4000, True), (8000, False)])
-def test_a_resumed_run_that_has_ended_says_how_it_goes_on(trained, env_steps, said):
-    """Its processes started, and ended again, without a word."""
-    trained("target.mean100=null", "target.env_steps=4000", solved=False)
-    _, shown, _, _ = trained(f"target.env_steps={env_steps}", solved=False, resume=True)
-    assert ("nothing is left to train: the budget of env steps is spent" in shown) == said
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [("log.level=info", True), ("target.env_steps=8000", False), ("env.kwargs.sutton_barto_reward=true", False)],
+)
+def test_a_resumed_run_that_had_ended_says_how_it_goes_on(trained, change, said):
+    """Its processes started, and ended again, without a word. Returns of another task begin anew, and may be trained for."""
+    ended = "target.mean100=null", "target.env_steps=4000"
+    trained(*ended, solved=False)
+    _, shown, _, _ = trained(*ended, change, solved=False, resume=True)
+    assert ("the run had ended: the budget of env steps is spent; to train on, raise its target or budget" in shown) == said
 
 
 def test_a_resume_with_settings_that_the_learner_refuses_leaves_those_of_the_run(trained):
