@@ -233,6 +233,12 @@ ENVIRONMENTS_UNFINISHED = LearnerMetric(
     "Environments that have ended no episode. Above 0, mean100 is one over short episodes, and the target does not count yet.",
     read=lambda stats: stats.environments_unfinished,
 )
+EPISODES_BEFORE_LEAVING = LearnerMetric(
+    "rookery_learner_episodes_before_leaving",
+    "Episodes in mean100 that ended before an actor left whose longer ones had not. Above 0, mean100 is one over short episodes, "
+    "and the target does not count yet.",
+    read=lambda stats: stats.episodes_before_leaving,
+)
 EPISODE_LENGTH_MEAN = LearnerMetric(
     "rookery_learner_episode_length_mean",
     "Mean length in env steps of the episodes of mean100; NaN before the first.",

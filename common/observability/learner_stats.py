@@ -80,6 +80,7 @@ class LearnerStats:
     episode_return_mean: float = UNKNOWN
     episode_return_mean_episodes: int = 0
     environments_unfinished: int = 0
+    episodes_before_leaving: int = 0
     episode_length_mean: float = UNKNOWN
     env_steps_planned: EnvSteps = 0
     seconds_left: Seconds | None = None  # until the run ends, as estimated

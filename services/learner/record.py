@@ -151,7 +151,7 @@ class RunRecord:
         self._ended += len(returns)
         complete = not self.unfinished or self._ended >= COVERED * coverage.environments
         self.covered |= bool(self.returns) and complete
-        self.mean_is_complete = EPISODES <= len(self.returns) <= self._unbiased and not self.unfinished
+        self.mean_is_complete = len(self.returns) >= EPISODES and not (self.before_leaving or self.unfinished)
         target = self.settings.target.mean100
         if target is not None and self.mean_is_complete and significant(self.mean_return) >= target:
             self._reached_target(now, self.env_steps)
@@ -199,6 +199,11 @@ class RunRecord:
     def mean_length(self) -> float:
         """Return the mean length of the same episodes in env steps; NaN before the first."""
         return sum(self.lengths) / len(self.lengths) if self.lengths else math.nan
+
+    @property
+    def before_leaving(self) -> int:
+        """Episodes in mean100 that ended before an actor left whose longer ones had not: the target waits until they are out."""
+        return max(0, len(self.returns) - self._unbiased)
 
     @property
     def solved(self) -> bool:
@@ -255,6 +260,7 @@ class RunRecord:
             "mean100": significant(self.mean_return) if math.isfinite(self.mean_return) else None,
             "mean100_episodes": len(self.returns),
             "environments_unfinished": self.unfinished,
+            "episodes_before_leaving": self.before_leaving,
             "last_evaluation": self.last_evaluation,
             "best": self.best,
             "policy_lag": self.lag.as_dict(),

@@ -90,6 +90,7 @@ class Results:
         stats.episode_return_mean = record.mean_return
         stats.episode_return_mean_episodes = len(record.returns)
         stats.environments_unfinished = record.unfinished
+        stats.episodes_before_leaving = record.before_leaving
         stats.episode_length_mean = record.mean_length
         metrics = {**result.metrics, **self._allowed_actions(samples)}
         stats.training_metrics = {**stats.training_metrics, **metrics}

@@ -17,7 +17,7 @@ from rich.text import Text
 from services.cli.compare.runs import Configuration, RunData, configurations, differing_settings, unbegun_members
 from services.cli.compare.statistics import COVERAGE, Estimate, estimate
 from services.cli.train.outcome import has_score, is_evaluation_older, is_solved, own_end
-from services.cli.train.view import FULL_MEAN, mean_remark, number
+from services.cli.train.view import FULL_MEAN, MEAN_COUNTS, mean_remark, number
 
 NONE = "-"
 MAX_NAMES = 8  # of runs, in a note
@@ -99,9 +99,10 @@ def _over(runs: Sequence[RunData], *keys: str) -> Estimate | None:
 
 
 def remark_on_mean(runs: Sequence[RunData]) -> str:
-    """Return the remark on mean100 of the run with the fewest episodes, and of that with the most environments without one."""
+    """Return the remark on mean100 of the run with the fewest episodes, and of those with the most that bias it."""
     few = min((count for run in runs if (count := run.number("mean100_episodes"))), default=FULL_MEAN)
-    return mean_remark(few, max(run.number("environments_unfinished") or 0 for run in runs))
+    most = [max(run.number(key) or 0 for run in runs) for key in MEAN_COUNTS[1:]]
+    return mean_remark(few, *most)
 
 
 def remark_on_evaluation(runs: Sequence[RunData]) -> str:

@@ -117,7 +117,8 @@ def head(run: Deployment) -> Iterator[str]:
     returns = (learner.now(metric) for metric in (metrics.EPISODE_RETURN_MEAN, metrics.TARGET_RETURN))
     mean, target = (None if math.isnan(value) else value for value in returns)
     steps, planned = learner.now(metrics.LEDGER_ENV_STEPS, "trained"), learner.now(metrics.ENV_STEPS_PLANNED)
-    remark = mean_remark(learner.now(metrics.EPISODE_RETURN_MEAN_EPISODES), learner.now(metrics.ENVIRONMENTS_UNFINISHED))
+    means = (metrics.EPISODE_RETURN_MEAN_EPISODES, metrics.ENVIRONMENTS_UNFINISHED, metrics.EPISODES_BEFORE_LEAVING)
+    remark = mean_remark(*map(learner.now, means))
     scores = f"mean100 {number(mean, target)}{remark}" + ("" if target is None else f", target {number(target, mean)}")
     counts = f"{scores}   {steps:,.0f}" + ("" if math.isnan(planned) else f" of {planned:,.0f}") + " env steps"
     pace, actors = formatted(learner.now(metrics.ENV_FRAMES_RATE), ",.0f"), learner.now(metrics.WORKERS_CONNECTED, ACTOR)

@@ -10,7 +10,7 @@ from typing import Any
 
 from common.runtime.run_directory import RunDirectory
 from services.cli.train.instructions import Outcome
-from services.cli.train.view import clock, mean_remark, number
+from services.cli.train.view import MEAN_COUNTS, clock, mean_remark, number
 
 Summary = Mapping[str, Any]
 """The content of the learner's summary.json."""
@@ -105,7 +105,7 @@ def final_lines(result: str, summary: Summary | None, *, run_dir: Path, go_on: s
     yield result
     if summary is not None:
         time = f"{clock(summary['wall_seconds'])} ({summary['frames_per_second']:,.0f} frames/s from the first update on)"
-        remark = mean_remark(summary.get("mean100_episodes", 0), summary.get("environments_unfinished", 0))
+        remark = mean_remark(*(summary.get(name, 0) for name in MEAN_COUNTS))
         target = summary.get("target") or {}
         reached = target.get("mean100")
         yield f"  {summary['env_steps']:,} env steps in {time}, mean100 {number(summary['mean100'], reached)}{remark}"

@@ -116,6 +116,7 @@ class RunStatus(_Value):
     mean100: float | None = None
     mean100_episodes: int = 0
     environments_unfinished: int = 0
+    episodes_before_leaving: int = 0
     last_evaluation: EvaluationResult | None = None
     target: Target = Target()
     progress: Progress = Progress()

@@ -106,17 +106,26 @@ def progress_text(done: Progress) -> str:
     return "100%" if ended else f"{min(done.fraction, 0.99):.0%}, {time_left(done.seconds_left)}"
 
 
-def mean_remark(episodes: float, unfinished: float) -> str:
+MEAN_COUNTS = ("mean100_episodes", "environments_unfinished", "episodes_before_leaving")
+"""What `mean_remark` is told, as status and summary name it."""
+
+
+def mean_remark(episodes: float, unfinished: float, before_leaving: float) -> str:
     """Return why mean100 is not a mean of 100 episodes of all environments; "" where it is one, or before the first episode."""
-    few = f" (of {episodes:.0f} episodes)" if 0 < episodes < FULL_MEAN else ""
-    return few + (f" ({unfinished:.0f} environments have ended none)" if episodes > 0 and unfinished > 0 else "")
+    remarks = {
+        f"of {episodes:.0f} episodes": episodes < FULL_MEAN,
+        f"{unfinished:.0f} environments have ended none": unfinished > 0,
+        f"{before_leaving:.0f} of them ended before an actor left": before_leaving > 0,
+    }
+    return "".join(f" ({remark})" for remark, holds in remarks.items() if episodes > 0 and holds)
 
 
 def returns(status: RunStatus) -> str:
     """Format the training score and the last evaluation, each with its target."""
     target, last = status.target, status.last_evaluation
     mean100 = number(status.mean100, target.mean100)
-    parts = [f"mean100 {mean100}{mean_remark(status.mean100_episodes, status.environments_unfinished)}"]
+    remark = mean_remark(*(getattr(status, name) for name in MEAN_COUNTS))
+    parts = [f"mean100 {mean100}{remark}"]
     if target.mean100 is not None:
         parts.append(f"target {number(target.mean100, status.mean100)}")
     if last is not None:

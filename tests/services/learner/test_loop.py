@@ -28,6 +28,7 @@ from common.protocol.events import Evaluated, Experience, WorkerKey
 from common.protocol.messages import Evaluation, Snapshot
 from common.runtime.checkpoints import CheckpointStore, by_version
 from common.runtime.run_directory import create
+from services.learner.coverage import Coverage
 from services.learner.ending import END_SECONDS, STOP_SECONDS, RunEnd
 from services.learner.intake import HUNG_SECONDS
 from services.learner.journal import Journal
@@ -736,6 +737,16 @@ def test_gradient_steps_left_out_of_an_update_are_counted(tmp_path):
     scene.algorithm.ingest = ingest
     scene.run()
     assert (scene.stats.nonfinite_steps, scene.stats.training_metrics["nonfinite_steps"]) == (2, 0.0)
+
+
+def test_why_the_target_waits_is_in_the_metrics(tmp_path):
+    scene = Scene(tmp_path)
+    scene.intake.script = [[item(0)]]
+    scene.record.ended([-20.0] * 5, [20] * 5, 0.0, Coverage(42, 20))
+    scene.record.ended([], [], 0.0, Coverage(2, 0, left=20))
+    scene.run()
+    assert scene.stats.episodes_before_leaving == 5
+    assert scene.stats.environments_unfinished == scene.record.unfinished > 0
 
 
 def lockstep_scene(folder, *, lag=4):

@@ -158,9 +158,10 @@ def test_short_episodes_of_actors_that_left_before_their_long_ones_do_not_reach_
     joined = run.coverage.add([finished(other, first) for other in others], names.union(other.name for other in others))
     run.ended([-20.0] * EPISODES, [20] * EPISODES, 2.0, joined)
     assert (run.mean_return, run.unfinished) == (-20.0, 20)
-    for left, complete in ((1, False), (EPISODES - 2, False), (1, True)):
+    for left, complete, short in ((1, False, EPISODES - 1), (EPISODES - 2, False, 1), (1, True, 0)):
         run.ended(ended[:1] * left, [100] * left, 3.0, run.coverage.add([finished(one, first)], names))
         assert (run.mean_is_complete, run.unfinished, run.solved) == (complete, 0, False)
+        assert run.summary(STATS, now=4.0)["episodes_before_leaving"] == short
 
 
 @pytest.mark.parametrize(("short", "environments"), [(EPISODES // 2, 2), (EPISODES, 3 * EPISODES)])

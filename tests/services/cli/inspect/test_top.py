@@ -217,6 +217,8 @@ def test_a_mean_of_too_few_episodes_is_marked():
     few = learner_head(episode_return_mean_episodes=3, environments_unfinished=5, target_return=475)[0]
     assert few.startswith("mean100 327.9 (of 3 episodes) (5 environments have ended none), target 475   ")
     assert learner_head(episode_return_mean_episodes=100, environments_unfinished=0)[0].startswith("mean100 327.9   ")
+    short = learner_head(episode_return_mean_episodes=100, episodes_before_leaving=63)[0]
+    assert short.startswith("mean100 327.9 (63 of them ended before an actor left)   ")
 
 
 @pytest.mark.parametrize(

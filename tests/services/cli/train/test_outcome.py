@@ -9,6 +9,10 @@ from services.cli.train.outcome import final_lines, own_end, read_summary, verdi
 
 pytestmark = pytest.mark.service
 
+MEAN_REMARKS = [
+    ("environments_unfinished", "(3 environments have ended none)"),
+    ("episodes_before_leaving", "(3 of them ended before an actor left)"),
+]
 SUMMARY = {
     "solved": False,
     "env_steps": 500_000,
@@ -89,11 +93,11 @@ def test_a_program_that_shows_curves_is_named_where_it_has_files(tmp_path):
     assert f"  look closer    tensorboard --logdir {tmp_path}" in final_lines("solved", SUMMARY, run_dir=tmp_path)
 
 
-@pytest.mark.parametrize("unfinished", [3, 0])
-def test_a_result_says_how_many_environments_have_ended_no_episode(tmp_path, unfinished):
-    summary = SUMMARY | {"mean100_episodes": 100, "environments_unfinished": unfinished}
-    text = "\n".join(final_lines("not solved", summary, run_dir=tmp_path))
-    assert ("(3 environments have ended none)" in text) == (unfinished == 3)
+@pytest.mark.parametrize(("name", "remark"), MEAN_REMARKS)
+@pytest.mark.parametrize("count", [3, 0])
+def test_a_result_says_why_its_mean_is_one_over_short_episodes(tmp_path, count, name, remark):
+    text = "\n".join(final_lines("not solved", SUMMARY | {"mean100_episodes": 100, name: count}, run_dir=tmp_path))
+    assert (remark in text) == (count == 3)
 
 
 @pytest.mark.parametrize(("solved", "target", "remark"), [(True, 18.6, True), (True, 18.5, False), (False, 20.0, False)])

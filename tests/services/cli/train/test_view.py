@@ -76,6 +76,18 @@ def test_the_panel_shows_every_fact_of_a_run():
     assert "gap" not in text, "a reason that dropped nothing is noise"
 
 
+@pytest.mark.parametrize(
+    ("name", "remark"),
+    [
+        ("environments_unfinished", "environments have ended none"),
+        ("episodes_before_leaving", "of them ended before an actor left"),
+    ],
+)
+def test_a_mean_over_short_episodes_is_marked(name, remark):
+    status = STATUS.model_copy(update={"mean100_episodes": 100, name: 63})
+    assert f"mean100 12.34 (63 {remark})" in plain_line(replace(FRAME, status=status))
+
+
 def test_a_return_just_below_its_target_has_more_digits():
     target = FRAME.status.target.model_copy(update={"mean100": 12.341, "evaluation": 14.5001})
     line = plain_line(replace(FRAME, status=FRAME.status.model_copy(update={"mean100": 12.339, "target": target})))
