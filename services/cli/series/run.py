@@ -133,14 +133,14 @@ def train_arguments(preset: str, overrides: Sequence[str], options: Sequence[str
 def is_finished(path: Path, *, overrides: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Return whether the run in `path` came to its target or spent its budget, by its own settings changed by `overrides`.
 
-    Raises `ConfigError` where its config.yaml cannot be read.
+    False where it was killed after it went on from there. Raises `ConfigError` where its config.yaml cannot be read.
     """
     directory = RunDirectory(path)
     summary = read_summary(directory.summary) if directory.begun else None
     if summary is None:
         return False
     target = load_settings(preset=str(directory.config), overrides=overrides, environ=environ).settings.target
-    return bool(own_end(summary, target.model_dump()))
+    return bool(own_end(summary, target.model_dump()) and read_run(path).summary)
 
 
 # --- processes ---

@@ -156,6 +156,14 @@ def test_resumed_with_another_target_finished_runs_go_on(ran, target):
     assert ran(target, preset=None, resume=True)[1] == [("s1", True), ("s2", True)]
 
 
+def test_a_run_that_was_killed_after_an_earlier_end_goes_on(ran, tmp_path):
+    """It was resumed alone, with another target: no table has a result of it."""
+    ran(seeds="1-2")
+    with (tmp_path / "series" / "s1" / "learning_curve.csv").open("a") as curve:
+        curve.write("90,2000,100,\n")
+    assert ran(preset=None, resume=True)[1] == [("s1", True)]
+
+
 def test_resumed_with_other_seeds_it_has_these(ran):
     ran(seeds="1-2")
     assert ran(seeds="1-3", preset=None, resume=True)[1] == [("s3", False)]
