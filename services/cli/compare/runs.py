@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from common.config.layers import leaves
+from common.config.layers import comparable, leaves
 from common.config.schema import Settings
 from common.config.sections import TargetSettings
 from common.errors import ConfigError
@@ -128,7 +128,7 @@ def _identity(run: RunData) -> tuple[str, str]:
 
 
 def _compared_text(run: RunData) -> str:
-    return json.dumps(compared_settings(run), sort_keys=True, default=str)
+    return comparable(compared_settings(run))
 
 
 def read_run(path: Path) -> RunData:
@@ -236,7 +236,7 @@ def differing_settings(groups: Sequence[Configuration]) -> dict[str, list[Any]]:
 def _differing(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     keys = dict.fromkeys(key for tree in trees for key in tree)
     values = {key: [tree.get(key) for tree in trees] for key in keys}
-    return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
+    return {key: found for key, found in values.items() if len({*map(comparable, found)}) > 1}
 
 
 def _labels(groups: Sequence[Sequence[RunData]]) -> list[str]:

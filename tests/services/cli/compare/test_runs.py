@@ -47,6 +47,15 @@ def test_runs_that_differ_in_what_has_no_effect_on_training_are_one_configuratio
     assert len(configurations(read_runs([tmp_path]))) == count
 
 
+@pytest.mark.parametrize(("settings", "differ"), [(("9", "9.0"), {}), (("1", "true"), {"env.kwargs.x": [1, True]})])
+def test_numbers_are_equal_however_they_are_written(tmp_path, write_run, settings, differ):
+    """Seeds of one configuration were two, between which no setting differed."""
+    for seed, value in enumerate(settings):
+        write_run(tmp_path / f"s{seed}", f"run.seed={seed}", f"env.kwargs.x={value}")
+    groups = configurations(read_runs([tmp_path]))
+    assert (len(groups), differing_settings(groups)) == (1 + len(differ), differ)
+
+
 def test_a_configuration_is_named_by_what_differs_within_its_preset(tmp_path, write_run):
     """By the whole key: of `enabled=False` nobody knows what is not enabled."""
     write_run(tmp_path / "a", "evaluator.enabled=false")
