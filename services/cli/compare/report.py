@@ -34,7 +34,7 @@ def report(runs: Sequence[RunData], *, out: Path, now: datetime, stdout: TextIO)
     if out.exists() and not out.is_file():  # the report would take the place of a device such as /dev/null
         found = "a directory" if out.is_dir() else "a device or pipe"
         raise ConfigError(f"{out} cannot be written", found=found, wanted="a file", fix="set --out to one")
-    data = render(runs, now=now).encode()
+    data = render(runs, now=now).encode(errors="replace")  # of a file name that is no UTF-8
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, data)
@@ -68,6 +68,7 @@ def render(runs: Sequence[RunData], *, now: datetime) -> str:
 
 
 STYLE: Any = {
+    "text.parse_math": False,  # a name or a value may have several $
     "svg.fonttype": "none",  # text stays text: smaller, and it can be searched and copied
     "svg.hashsalt": "rookery",  # the same runs give the same file
     "font.family": "sans-serif",

@@ -317,6 +317,16 @@ def test_a_copy_is_left_out_by_how_far_it_got_and_a_fork_is_another_run(tmp_path
     assert out.count("1 of 1") == 2
 
 
+def test_a_report_has_names_and_values_of_any_characters(tmp_path, write_run, capsys):
+    """Text between two $ is no formula, and a name may be no UTF-8: both ended in a traceback."""
+    for name in (os.fsdecode(b"r\xff"), "r"):
+        write_run(tmp_path / name, f"env.kwargs={{a: '$x_{{$', b: {name[:1] == name}}}", curve=[(1.0, 100, 20.0, None)])
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    text = (tmp_path / "r.html").read_text()
+    assert text.count("env.kwargs.b=True") == 2  # in a table, and in the legend
+    assert "r?</" in text
+
+
 def test_curves_without_a_common_range_are_counted(tmp_path, write_run):
     """Runs of one point each, whose budgets ended some env steps apart: the legend had N = 0."""
     for seed in range(3):
