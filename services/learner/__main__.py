@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -314,6 +314,9 @@ def _open_journal(record: RunRecord, directory: RunDirectory) -> Journal:
         trackers=open_trackers(settings, run),
     )
     journal.settings_changed(record.settings_changed)
+    if record.task_changed:
+        with suppress(OSError):
+            directory.summary.unlink(missing_ok=True)  # `rookery compare` would take its results for those of this environment
     return journal
 
 

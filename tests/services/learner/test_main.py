@@ -272,6 +272,16 @@ def test_settings_that_changed_at_a_resume_are_written_at_the_start(monkeypatch)
 
 
 @pytest.mark.usefixtures("finished")
+@pytest.mark.parametrize(("change", "kept"), [("env.num_envs=4", True), ("env.kwargs.sutton_barto_reward=true", False)])
+def test_a_run_that_goes_on_in_another_environment_has_no_summary_of_before(change, kept, monkeypatch):
+    """`rookery compare` showed its result, until the first row of the curve: of a run that is killed before, for good."""
+    monkeypatch.setattr(module.Journal, "summary", lambda *_, **__: None)
+    words = ["--config", "cartpole", "target.env_steps=256", "target.wall_seconds=0.05", "--run-dir", "run", "--resume"]
+    assert main(["learner.bind=tcp://127.0.0.1:0", *words, change]) == 0
+    assert Path("run/summary.json").exists() == kept
+
+
+@pytest.mark.usefixtures("finished")
 def test_a_resumed_learner_accepts_connections_once_its_checkpoint_is_read(monkeypatch):
     """A flood while it reads for minutes would fill the memory: the guard runs in the intake thread, which starts later."""
     steps, read, bind = [], checkpoint_files.read, module.ZmqServer
