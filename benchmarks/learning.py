@@ -162,7 +162,7 @@ def record(preset: str, seed: int, overrides: Sequence[str], *, note: str, curve
 
     The curve of a claim on a single seed is drawn into the folder `curves`.
     """
-    commit = tree()
+    commit, settings = tree(), fingerprint(preset, overrides)  # the preset may be edited during the run
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder) / "run")
         try:
@@ -173,7 +173,7 @@ def record(preset: str, seed: int, overrides: Sequence[str], *, note: str, curve
             return None
         if preset.startswith("breakout") and not overrides and directory.learning_curve_png.is_file():
             shutil.copy(directory.learning_curve_png, curves / f"{preset}-{seed}.png")
-        return ended(directory, preset, overrides, exit_code=code, note=note, commit=commit)
+        return {**ended(directory, preset, overrides, exit_code=code, note=note, commit=commit), "settings": settings}
 
 
 def ended(directory: RunDirectory, preset: str, overrides: Sequence[str], *, exit_code: int, note: str, commit: str) -> Row:

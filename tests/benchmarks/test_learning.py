@@ -141,6 +141,23 @@ def test_a_row_has_the_commit_before_its_run_and_its_picture_is_of_the_preset(ov
     assert [path.name for path in tmp_path.iterdir()] == pictures
 
 
+def test_a_row_has_the_settings_before_its_run(tmp_path, monkeypatch):
+    """The page showed a run as one of the present settings that had those of before an edit of its preset."""
+    before = fingerprint("cartpole-a3c")
+
+    def train(preset, seed, run_dir, overrides):
+        run_dir.mkdir()
+        (run_dir / "summary.json").write_text(json.dumps(summary(seed=seed)))
+        (run_dir / "learning_curve.csv").write_text("env_steps,episode_return_mean,evaluation_return\n")
+        monkeypatch.setattr(learning, "find_preset", lambda _: find_preset("cartpole"))  # as edited meanwhile
+        return {"exit_code": 0}
+
+    monkeypatch.setattr(learning, "train", train)
+    monkeypatch.setattr(learning, "is_finished", lambda *_, **__: True)
+    row = learning.record("cartpole-a3c", 1, [], note="", curves=tmp_path)
+    assert (row["settings"], shown(row)) == (before, False)
+
+
 def test_rows_and_pages_that_benchmarks_write_do_not_change_the_tree(tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith("GIT_")]:  # of a hook: the repository that is committed to
         monkeypatch.delenv(name)
