@@ -208,17 +208,21 @@ def run(jobs: Sequence[Job], trainer: TrainProcesses, *, runs: Path, results: Pa
             job.require_same_settings(runs / job.name)
 
     def do(job: Job) -> bool:
-        path, preset, code, commit = runs / job.name, job.comparison.preset, 0, tree()
+        path, preset, code, commits = runs / job.name, job.comparison.preset, 0, runs / f"{job.name}.commits"
         if not is_finished(path, overrides=job.overrides, environ={}):
             if trainer.stopped:
                 return False
-            print(f"{job.name}: {'continues' if RunDirectory(path).begun else 'begins'}", flush=True)
+            begun = RunDirectory(path).begun
+            print(f"{job.name}: {'continues' if begun else 'begins'}", flush=True)
             log = runs / f"{job.name}.log" if parallel > 1 else None
+            with commits.open("a" if begun else "w") as file:  # it may go on by other code
+                file.write(f"{tree()}\n")
             code = trainer.train(train_arguments(preset, job.overrides, (), path), log=log)
         if not is_finished(path, overrides=job.overrides, environ={}):
             print(f"{job.name}: not finished, exit code {code}", flush=True)
             return False
         job.require_same_settings(path)  # ROOKERY_ variables may have changed some
+        commit = ", ".join(dict.fromkeys(commits.read_text().split())) if commits.exists() else "unknown"
         keep(results, ended(RunDirectory(path), preset, job.comparison.overrides, exit_code=code, note=note, commit=commit))
         return True
 

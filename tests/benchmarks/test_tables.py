@@ -150,6 +150,15 @@ def test_what_was_interrupted_continues_and_what_ended_is_kept_once(trainer, com
     assert (tmp_path / "runs/report.html").is_file()
 
 
+def test_a_row_names_the_code_of_each_start_of_its_run(trainer, command, tmp_path, monkeypatch):
+    """One that went on by other code was kept as a run of the last alone."""
+    for commit in ("first", "second", "third"):
+        monkeypatch.setattr(tables, "tree", lambda commit=commit: commit)
+        (tmp_path / "learning.jsonl").unlink(missing_ok=True)
+        command("control", "--seeds", "1")
+    assert [row["commit"] for row in kept(tmp_path / "learning.jsonl")] == ["first, second"] * 2
+
+
 def test_a_run_that_ended_without_being_kept_is_not_done_again(trainer, command, tmp_path):
     for _ in range(2):
         command("control", "--seeds", "1")
