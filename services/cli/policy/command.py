@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import AbstractContextManager, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
+from common.runtime.lifecycle import handled
 from services.cli.parser import add_allow_code, add_command, count
 
 if TYPE_CHECKING:
@@ -125,11 +127,16 @@ def _require_run(options: argparse.Namespace) -> None:
         )
 
 
+def _ended_by_sigterm() -> AbstractContextManager[None]:
+    """Let SIGTERM end the command while inside as Ctrl-C does: SDL, with which many environments draw, would swallow it."""
+    return handled([signal.SIGTERM], lambda number, _: sys.exit(128 + number))
+
+
 def _evaluate(options: argparse.Namespace) -> int:
     _require_run(options)
     from services.cli.policy.evaluate import evaluate  # noqa: PLC0415
 
-    with redirect_stdout(sys.stderr):  # what the environment prints: a program may read the result
+    with _ended_by_sigterm(), redirect_stdout(sys.stderr):  # what the environment prints: a program may read the result
         policy = _load(options, seed=options.seed)
         result = evaluate(policy, episodes=options.episodes, seed=options.seed, greedy=not options.sampled)
     print(result.to_json() if options.json else result.to_text())
@@ -148,14 +155,15 @@ def _play(options: argparse.Namespace) -> int:
         require_writable(options.video)
     policy = _load(options, seed=options.seed)
     require_heeded(policy.settings.env, options.overrides, UNHEEDED)
-    play(
-        policy,
-        episodes=options.episodes,
-        seed=options.seed,
-        greedy=not options.sampled,
-        video=options.video,
-        window=options.render,
-    )
+    with _ended_by_sigterm():
+        play(
+            policy,
+            episodes=options.episodes,
+            seed=options.seed,
+            greedy=not options.sampled,
+            video=options.video,
+            window=options.render,
+        )
     return 0
 
 

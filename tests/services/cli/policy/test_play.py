@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 
 import av
 import numpy as np
 import pytest
 
-from common.policies.load import load_policy
+from common.policies.load import TrainedPolicy, load_policy
+from common.runtime.lifecycle import handled
 from tests.services.cli.conftest import called
 
 pytestmark = pytest.mark.service
@@ -72,6 +74,27 @@ def test_all_agents_of_an_environment_play_by_the_policy(make_run, tmp_path, cap
     assert {float(line) for line in lines} <= {-2.0, -1.0, 0.0, 1.0, 2.0}
     rate, shown = pictures(tmp_path / "agents.mp4")
     assert (rate, len(shown)) == (5, 12)
+
+
+@pytest.mark.parametrize("words", [("play", "--episodes", 9, "--video", "x.mp4"), ("evaluate",)])
+def test_sigterm_ends_the_command_and_completes_the_video(make_run, tmp_path, monkeypatch, words):
+    """SDL has a handler of its own for it, where there is none yet, and an event that is not read."""
+    run, _ = make_run("model.hidden=[8]")
+    act, acted = TrainedPolicy.act, []
+
+    def terminated(policy, batch, *, greedy):
+        acted.append(1)
+        if len(acted) == 4:
+            signal.raise_signal(signal.SIGTERM)
+        return act(policy, batch, greedy=greedy)
+
+    monkeypatch.setattr(TrainedPolicy, "act", terminated)
+    monkeypatch.chdir(tmp_path)
+    with handled([signal.SIGTERM], lambda *_: None):
+        assert called(words[0], run.path, *words[1:]) == 143
+    assert len(acted) == 4
+    if "--video" in words:
+        assert len(pictures(tmp_path / "x.mp4")[1]) == 4
 
 
 def test_a_window_is_opened_at_the_size_of_the_pictures(make_run, monkeypatch, capsys):
