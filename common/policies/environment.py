@@ -6,6 +6,7 @@ that all frames of an env step are seen in colour and full size, while the first
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -93,11 +94,10 @@ class RunEnvironment(gymnasium.Env[Any, Any]):
         return self._seen(self._stacker), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Take an action of `action_space`."""
+        """Take an action of `action_space`. Raises `ConfigError` for another one, or before the first `reset`."""
         if self._stacker is None:
             raise ConfigError("step before the first reset", found="no episode", wanted="a call of reset")
-        first = getattr(self._environment.action_space, "start", 0)  # of numbers; the batch of a MultiDiscrete has none
-        ours = (np.asarray(action) - first).reshape(self._agents, *self.run_spec.action.shape)
+        ours = self._checked(action)
         transition = self._environment.step(ours.repeat(self._environment.num_envs // self._agents, axis=0))
         self._stacker.push(transition.observation, transition.start)
         if self._screen is not None:
@@ -109,6 +109,16 @@ class RunEnvironment(gymnasium.Env[Any, Any]):
         self._left = (self._left & ~start) | terminated | truncated
         ended = [bool(self._left.all() and ends.any()) for ends in (terminated, truncated)]
         return self._seen(self._stacker), float(transition.reward[: self._agents].mean()), *ended, {}
+
+    def _checked(self, action: Any) -> Array:
+        """Return the action of each agent, counted from 0 where it is discrete: on another one an emulator hangs."""
+        given, known = np.asarray(action), self.run_spec.action
+        first = getattr(self._environment.action_space, "start", 0)  # of numbers; the batch of a MultiDiscrete has none
+        if given.size == self._agents * math.prod(known.shape) and given.dtype.kind in ("biu" if known.discrete else "biuf"):
+            ours: Array = (given - first).reshape(self._agents, *known.shape)
+            if not known.discrete or ((ours >= 0) & (ours < np.array(known.choices).reshape(known.shape))).all():
+                return ours
+        raise ConfigError(f"no action of {self._name}", found=action, wanted=f"one of {self.action_space}")
 
     def render(self) -> Any:
         """Return the newest picture [H, W, 3] uint8, or in mode "rgb_array_list" all since the last call.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 
 import gymnasium
@@ -90,6 +91,18 @@ def test_an_action_is_taken_in_the_form_of_its_space(kind, best):
             assert env.action_space.contains(action.astype(env.action_space.dtype))
             assert env.step(action)[1] == action.size
             observation, _ = env.reset()
+
+
+@pytest.mark.parametrize("wrong", [6, -1, 0.5, [0, 0]])
+def test_an_action_that_the_environment_does_not_have_is_refused(wrong):
+    """The emulator's thread ended on it, and the step waited for ever."""
+    with closing(RunEnvironment(PONG)) as env:
+        env.reset(seed=1)
+        with pytest.raises(
+            ConfigError, match=rf"no action of ALE/Pong-v5: found {re.escape(str(wrong))}, wanted one of Discrete\(6\)"
+        ):
+            env.step(wrong)
+        env.step(5)
 
 
 @pytest.mark.parametrize("mask", ["", "leaf"])
