@@ -47,6 +47,8 @@ def test_actors_that_start_first_connect_when_the_learner_comes(colony, wait, ba
     learner.signal(signal.SIGCONT)
     steps = learner.http.status()["env_steps"]
     wait(lambda: learner.http.status().get("env_steps", 0) > steps + 300, "flow resumes")
+    paused = learner.http.status()["version"]
+    wait(lambda: learner.http.status()["last_evaluation"]["version"] > paused, "the evaluator, which may have lost it, is back")
 
     actors[0].signal(signal.SIGTERM)
     assert actors[0].ended() == 0
