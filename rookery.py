@@ -51,7 +51,8 @@ from common.models.arithmetic import autocast
 from common.models.layers import Head, Network, TreeTrunk, Trunk, build_trunk, dense, initialised
 from common.models.nets import ActionBounds
 from common.models.spec import ModelSettings
-from common.policies.load import TrainedPolicy, load_policy
+from common.policies.load import load_policy
+from common.policies.trained import TrainedPolicy
 from common.protocol.events import Experience
 from common.protocol.messages import ArraySpec
 from common.replay.blocks import Segment

@@ -36,7 +36,7 @@ from common.models.distributions import Categoricals, DiagonalGaussian
 from common.models.leaves import Observation
 from common.models.memory import Past, finite_states
 from common.models.nets import ActorCritic, QNetwork
-from common.policies.load import TrainedPolicy
+from common.policies.trained import TrainedPolicy
 
 _EXPORTS, _CHECKS = ("onnx", "onnxscript"), "onnxruntime"
 _EXTRA = "pip install 'rookery[export]'"

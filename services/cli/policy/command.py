@@ -16,7 +16,7 @@ from common.runtime.lifecycle import handled
 from services.cli.parser import add_allow_code, add_command, count
 
 if TYPE_CHECKING:
-    from common.policies.load import TrainedPolicy
+    from common.policies.trained import TrainedPolicy
 
 RUN_HELP = """\
 RUN is the directory of a run, or of one of its checkpoints, or the address of its copy, such as s3://BUCKET/runs/NAME.
@@ -146,7 +146,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 def _play(options: argparse.Namespace) -> int:
     _require_run(options)
     from common.policies.environment import UNHEEDED  # noqa: PLC0415
-    from common.policies.load import require_heeded  # noqa: PLC0415
+    from common.policies.trained import require_heeded  # noqa: PLC0415
     from services.cli.policy.play import play, require_display, require_writable  # noqa: PLC0415
 
     if options.render:

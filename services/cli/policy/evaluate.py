@@ -24,7 +24,7 @@ from common.envs.state import seed_generators
 from common.errors import ConfigError, RookeryError
 from common.policies.atari_scores import ATARI_SCORES, Reference
 from common.policies.episodes import Episodes, of_all_agents
-from common.policies.load import TrainedPolicy
+from common.policies.trained import TrainedPolicy
 from common.runtime.process import derive_seed
 
 _LEAST = 5  # episodes: the interval of fewer would be of little use, and its approximation would be off

@@ -7,7 +7,7 @@ from typing import Any
 
 from common.errors import ConfigError, ResourceError, RookeryError
 from common.policies.export import can_check, compare, require_packages, to_onnx
-from common.policies.load import TrainedPolicy
+from common.policies.trained import TrainedPolicy
 from common.runtime.disk import write_atomically
 
 OBSERVATIONS = 1000  # of a comparison

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from common.envs.state import seed_generators
 from common.errors import ConfigError, ResourceError
 from common.policies.environment import PICTURES
-from common.policies.load import TrainedPolicy
+from common.policies.trained import TrainedPolicy
 from common.units import EnvSteps
 from services.cli.policy.evaluate import environment_errors, environment_seed, episode_bar
 

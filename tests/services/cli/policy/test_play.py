@@ -11,7 +11,8 @@ import av
 import numpy as np
 import pytest
 
-from common.policies.load import TrainedPolicy, load_policy
+from common.policies.load import load_policy
+from common.policies.trained import TrainedPolicy
 from common.runtime.lifecycle import handled
 from tests.services.cli.conftest import called
 
