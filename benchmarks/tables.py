@@ -107,7 +107,7 @@ SMALL = (
     *("env.height=84", "env.width=64", "env.max_episode_frames=108000"),
     *("model.conv=[[16,8,4],[32,4,2]]", "model.hidden=[256]"),
 )
-"""Frames and network of `spaceinvaders`, for games whose things are smaller than Breakout's; longest game as published."""
+"""Frames and network of `spaceinvaders`, for games whose objects are smaller than Breakout's; longest game as published."""
 
 TABLES = {
     "atari": (

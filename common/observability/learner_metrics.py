@@ -235,7 +235,7 @@ ENVIRONMENTS_UNFINISHED = LearnerMetric(
 )
 EPISODES_BEFORE_LEAVING = LearnerMetric(
     "rookery_learner_episodes_before_leaving",
-    "Episodes in mean100 that ended before an actor left whose longer ones had not. Above 0, mean100 is one over short episodes, "
+    "Episodes in mean100 from before an actor left in the middle of longer ones. Above 0, mean100 is one over short episodes, "
     "and the target does not count yet.",
     read=lambda stats: stats.episodes_before_leaving,
 )

@@ -202,7 +202,7 @@ class RunRecord:
 
     @property
     def before_leaving(self) -> int:
-        """Episodes in mean100 that ended before an actor left whose longer ones had not: the target waits until they are out."""
+        """Return the episodes in mean100 from before an actor left in the middle of longer ones."""
         return max(0, len(self.returns) - self._unbiased)
 
     @property

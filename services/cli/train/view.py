@@ -107,7 +107,7 @@ def progress_text(done: Progress) -> str:
 
 
 MEAN_COUNTS = ("mean100_episodes", "environments_unfinished", "episodes_before_leaving")
-"""What `mean_remark` is told, as status and summary name it."""
+"""The arguments of `mean_remark`, by their names in status and summary."""
 
 
 def mean_remark(episodes: float, unfinished: float, before_leaving: float) -> str:
