@@ -74,22 +74,22 @@ def cpu_limit(*, cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> CpuLim
     `cgroup` is where control groups are mounted, and `membership` names those of this process. In a container the mounted folder
     is often that of the container itself, while the names are those of the machine.
     """
-    for folder in _groups(cgroup, membership):
+    for folder in _groups("cpu", cgroup, membership):
         if cores := _quota(folder):
             counts = _counts(folder / "cpu.stat")
             return CpuLimit(cores, counts.get("nr_periods", 0), counts.get("nr_throttled", 0))
     return None
 
 
-def _groups(cgroup: Path, membership: Path) -> Iterator[Path]:
-    """Yield the folders of the control groups with a CPU controller around this process, the innermost first."""
+def _groups(controller: str, cgroup: Path, membership: Path) -> Iterator[Path]:
+    """Yield folders that control groups with this controller around this process have or may have, the innermost first."""
     try:
         lines = membership.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):  # no Linux
         lines = []
     paths = {names: path for _, names, path in (line.split(":", 2) for line in lines if line.count(":") > 1)}
-    version_1 = next((path for names, path in paths.items() if "cpu" in names.split(",")), "/")
-    for base, path in ((cgroup, paths.get("", "/")), (cgroup / "cpu", version_1)):
+    version_1 = next((path for names, path in paths.items() if controller in names.split(",")), "/")
+    for base, path in ((cgroup, paths.get("", "/")), (cgroup / controller, version_1)):
         inner = Path(path.lstrip("/"))
         yield from (base / group for group in (inner, *inner.parents))
 
@@ -128,10 +128,14 @@ def anonymous_bytes() -> int:
     return (resident - shared) * resource.getpagesize()
 
 
-def available_bytes(*, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
-    """Return the bytes that a process could still take without swapping, by kernel and container limit; None: unknown."""
-    known = [bytes_ for bytes_ in (_of_machine(meminfo), _of_container(cgroup)) if bytes_ is not None]
-    return min(known, default=None)
+def available_bytes(*, meminfo: Path = MEMINFO, cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int | None:
+    """Return the bytes that a process could still take without swapping, by the kernel and the limits around it; None: unknown.
+
+    Limits are those of its container, or of its job or scope on a machine without containers; `cgroup` and `membership` are as of
+    `cpu_limit`.
+    """
+    left = [_of_machine(meminfo), *map(_left, _groups("memory", cgroup, membership))]
+    return min((bytes_ for bytes_ in left if bytes_ is not None), default=None)
 
 
 def memory_owner(*, boot_id: Path = BOOT_ID, cgroup_namespace: Path = CGROUP_NAMESPACE) -> str:
@@ -151,19 +155,16 @@ def _of_machine(meminfo: Path) -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def _of_container(cgroup: Path) -> int | None:
-    """Return limit less use, of version 2 control groups or of version 1; None where there is no limit."""
-    left = _left(cgroup, limit="memory.max", use="memory.current", cache="inactive_file")
-    if left is not None:
-        return left
-    return _left(cgroup / "memory", limit="memory.limit_in_bytes", use="memory.usage_in_bytes", cache="total_inactive_file")
+def _left(group: Path) -> int | None:
+    """Return limit less use, of a version 2 control group or of version 1; None where it has no limit.
 
-
-def _left(cgroup: Path, *, limit: str, use: str, cache: str) -> int | None:
-    """Return what is left of the limit. Cached files that are not in use count as free, since the kernel gives them up."""
-    try:
-        most, used = (int((cgroup / name).read_text(encoding="ascii")) for name in (limit, use))
-        found = re.search(rf"^{cache} (\d+)$", (cgroup / "memory.stat").read_text(encoding="ascii"), re.MULTILINE)
-    except (OSError, ValueError):
-        return None
-    return max(0, most - used + (int(found[1]) if found else 0))
+    Cached files that are not in use count as free, since the kernel gives them up.
+    """
+    for limit, use, cache in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        with suppress(OSError, ValueError):
+            most, used = (int((group / name).read_text(encoding="ascii")) for name in (limit, use))
+            return max(0, most - used + _counts(group / "memory.stat").get(cache, 0))
+    return None

@@ -17,13 +17,13 @@ MEMINFO = "MemTotal:       24684132 kB\nMemFree:        21569900 kB\nMemAvailabl
 def machine(tmp_path):
     """A machine with 22,620,400 kB to give, and no container."""
     (tmp_path / "meminfo").write_text(MEMINFO)
-    return {"meminfo": tmp_path / "meminfo", "cgroup": tmp_path / "cgroup"}
+    return {"meminfo": tmp_path / "meminfo", "cgroup": tmp_path / "cgroup", "membership": tmp_path / "self"}
 
 
-def contain(machine, limit, used=0, cached=0, version=2):
-    """Put the process into a control group."""
-    folder = machine["cgroup"] / ("" if version == 2 else "memory")
-    folder.mkdir(parents=True)
+def contain(machine, limit, *, used=0, cached=0, version=2, group=""):
+    """Put the process into a control group: that of its container, or one of those on the machine."""
+    folder = machine["cgroup"] / ("" if version == 2 else "memory") / group
+    folder.mkdir(parents=True, exist_ok=True)
     names = {2: ("memory.max", "memory.current", ""), 1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")}[version]
     (folder / names[0]).write_text(f"{limit}\n")
     (folder / names[1]).write_text(f"{used}\n")
@@ -67,9 +67,20 @@ def test_a_container_of_version_1_without_limit_is_bounded_by_the_machine(machin
     assert available_bytes(**contain(machine, 2**63 - 4096, version=1)) == 22_620_400 * 1024
 
 
+@pytest.mark.parametrize(("version", "said"), [(2, "0::"), (1, "4:memory:")])
+@pytest.mark.parametrize("outer", [4 * MIB, 3 * MIB, "max"])
+def test_a_limit_without_a_container_counts_and_so_does_one_around_it(machine, outer, version, said):
+    """A job of Slurm, a scope of systemd: the group of the process is not the one at the root."""
+    machine["membership"].write_text(f"5:freezer:/else\n{said}/job/step/task\n")
+    contain(machine, outer, used=2 * MIB, version=version, group="job")
+    contain(machine, 3 * MIB, used=MIB, cached=MIB // 2, version=version, group="job/step")
+    left = {4 * MIB: 2 * MIB, 3 * MIB: MIB, "max": 5 * MIB // 2}[outer]
+    assert available_bytes(**machine) == left
+
+
 def test_where_nothing_can_be_read_nothing_is_known(tmp_path):
     """macOS, say: the run goes on unchecked."""
-    assert available_bytes(meminfo=tmp_path / "none", cgroup=tmp_path / "none") is None
+    assert available_bytes(meminfo=tmp_path / "none", cgroup=tmp_path / "none", membership=tmp_path / "none") is None
 
 
 class Process:
