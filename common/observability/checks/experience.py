@@ -9,7 +9,7 @@ from common.errors import BAD_CONTENT
 from common.observability import env_metrics, promql, worker_metrics
 from common.observability import learner_metrics as learner
 from common.observability.bottleneck import percent
-from common.observability.checks.base import COUNT, PERCENT, TRAINS, WAITING, Check, Threshold, declared, largest_first
+from common.observability.checks.base import COUNT, OURS, PERCENT, TRAINS, WAITING, Check, Threshold, declared, largest_first
 from common.observability.deployment import ACTOR, Deployment, Service
 from common.observability.promql import ORDINARY_DROPS
 from common.observability.rules import ACTOR_RATE, ALL, DROPPED_SHARE, LAG_SHARE
@@ -220,11 +220,12 @@ def _missing(run: Deployment) -> Iterator[str]:
         yield f"{connected:.0f} of {running} actors are connected"
 
 
+ACTORS_UP = f"up{{{promql.jobs(ACTOR)}}}"
 MISSING = Check(
     name="ActorsMissing",
     sentence="Actors run and are not connected to the learner, or none runs",
     promql=f'sum by (namespace) ({learner.WORKERS_CONNECTED}{{role="actor"}})\n'
-    f"/ (count by (namespace) (up{{{promql.jobs(ACTOR)}}}) or sum by (namespace) ({learner.TRAINING}))",
+    f"/ (count by (namespace) ({ACTORS_UP} == 0 or {ACTORS_UP} {OURS}) or sum by (namespace) ({learner.TRAINING}))",
     threshold=CONNECTED_SHARE,
     only=[TRAINS],
     lasting="5m",

@@ -150,6 +150,7 @@ No fault: cores of actors are idle. Run fewer actors, or give the learner more (
 fewer gradient steps per env step).
 """,
 )
+STARTED = f"(process_start_time_seconds and on (namespace, job, instance) {learner.TRAINING})"
 SLOWED_MINUTES = 65  # an hour of rates, of which the first is over five minutes
 SLOWED = Check(
     name="ThroughputDropped",
@@ -163,7 +164,7 @@ SLOWED = Check(
     ),
     only=[
         TRAINS,
-        f'unless on (namespace) time() - process_start_time_seconds{{job="learner"}} < {60 * SLOWED_MINUTES}',
+        f"unless on (namespace) time() - {STARTED} < {60 * SLOWED_MINUTES}",
     ],
     lasting="10m",
     detail=f"It trains on {PERCENT} of the emulator frames per second of the last hour's median.",
