@@ -220,7 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = config.add_subparsers(metavar="show|schema|validate", required=True)
     for verb, function, help_verb in (
         ("show", _config_show, "every setting as YAML, and where its value comes from"),
-        ("validate", _config_validate, "check settings, and start one environment; not keys, ports and GPUs, which a run checks"),
+        ("validate", _config_validate, "check settings and start two environments; not keys, ports and GPUs, which a run checks"),
     ):
         usage = f"rookery config {verb} [PRESET] [section.key=value ...]" + (" [--describe]" if verb == "show" else "")
         command = add_command(verbs, verb, function, help_verb, usage=usage, takes_settings=True, max_names=1)
