@@ -107,7 +107,7 @@ ALL_REDUCE_SECONDS = LearnerMetric(
 )
 TRAINING_METRIC = LearnerMetric(
     "rookery_learner_training_metric",
-    "Scalars of the last update by the algorithm's names: loss parts, entropy and others. None before the first update.",
+    "Loss parts, entropy and other scalars by the algorithm's names, each of the last update that had it. None before the first.",
     read=lambda stats: stats.training_metrics,
     labels={"name": ()},
 )

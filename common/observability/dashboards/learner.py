@@ -50,7 +50,7 @@ TIME = Row(
 )
 
 ALGORITHM = Row(
-    "Scalars of the last update (docs/metrics.md explains each)",
+    "Scalars of training (docs/metrics.md explains each)",
     [
         Panel(
             "$scalar",
