@@ -26,14 +26,16 @@ WORKERS = tuple(role for role in ROLES if role != LEARNER)
 WORKERS_UP = f"(up{{{promql.jobs(*WORKERS)}}} {OURS})"
 HAS_ENDED = f"last_over_time({learner.ENDED}[1d]) == 1"
 JUST_ENDED = f"last_over_time({learner.ENDED}[15m]) == 1"
-NEWEST = 'topk by (namespace) (1, last_over_time(process_start_time_seconds{job="learner"}[1d]))'
+LEARNER_UP = f'(up{{job="learner"}} == 0 or up{{job="learner"}} {OURS})'  # or down: the first clause tells of it
+STARTS = f"last_over_time(process_start_time_seconds[1d]) and on (namespace, job, instance) last_over_time({learner.ENDED}[1d])"
+NEWEST = f"topk by (namespace) (1, {STARTS})"
 
 DOWN = Check(
     name="LearnerDown",
     sentence="The learner does not answer",
     promql=f'up{{job="learner"}} == 0 '
     f"unless on (namespace, instance) ({JUST_ENDED} or {HAS_ENDED} unless on (namespace) {WORKERS_UP} == 1)\n"
-    f'or count by (namespace) {WORKERS_UP} unless on (namespace) up{{job="learner"}} '
+    f"or count by (namespace) {WORKERS_UP} unless on (namespace) {LEARNER_UP} "
     f"unless on (namespace) ({HAS_ENDED} and on (namespace, instance) {NEWEST})",
     lasting="2m",
     severity="critical",
