@@ -125,7 +125,7 @@ def merge_layers(layers: Sequence[Layer]) -> tuple[Tree, dict[str, str]]:
     tree: Tree = {}
     sources: dict[str, str] = {}
     for layer in layers:
-        tree = merge(tree, layer.values)
+        tree = merge(tree, layer.values, sections=True)
         for path, _ in leaves(layer.values):
             for length in range(1, len(path)):
                 sources.pop(".".join(path[:length]), None)  # of a leaf that this mapping replaced
@@ -142,10 +142,13 @@ def source_of(path: Path, sources: Mapping[str, str]) -> str:
     return inside[-1] if inside else DEFAULT
 
 
-def merge(under: Tree, over: Tree) -> Tree:
-    """Return `over` on `under`: mappings merge, but for empty `kwargs`, which replace those below; other values are replaced."""
+def merge(under: Tree, over: Tree, *, sections: bool = False) -> Tree:
+    """Return `over` on `under`: mappings merge, but an empty one replaces the one below; other values are replaced.
+
+    Of trees of `sections` an empty section changes nothing.
+    """
     both = {**under, **over}
     for key in under.keys() & over.keys():
-        if isinstance(under[key], dict) and isinstance(over[key], dict) and (over[key] or key != "kwargs"):
+        if isinstance(under[key], dict) and isinstance(over[key], dict) and (over[key] or sections):
             both[key] = merge(under[key], over[key])
     return both

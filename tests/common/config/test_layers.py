@@ -110,6 +110,14 @@ def test_empty_keyword_arguments_are_none_and_an_empty_section_changes_nothing()
     assert tree == {"env": {"id": "a", "kwargs": {}}, "model": {"hidden": [9]}}
 
 
+def test_an_empty_argument_replaces_the_one_of_a_preset():
+    """A mapping among keyword arguments can be emptied as the arguments themselves can."""
+    preset = Layer(source="preset", values={"env": {"kwargs": {"options": {"x": 1}, "n": 3}}})
+    tree, sources = merge_layers([preset, Layer(source="command line", values=nest(("env", "kwargs", "options"), {}))])
+    assert tree == {"env": {"kwargs": {"options": {}, "n": 3}}}
+    assert source_of(("env", "kwargs", "options"), sources) == "command line"
+
+
 def test_merging_leaves_its_layers_as_they_were():
     """Layers are shared between a check and a run."""
     lower = Layer(source="a", values={"s": {"k": 1}})
