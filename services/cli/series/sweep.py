@@ -269,8 +269,9 @@ class _Watch:
             env_steps, returns = read_run(self.place).points("env_steps", "episode_return_mean")
         except ConfigError:  # a file that is just being written
             return False
+        spent = bool(env_steps) and env_steps[-1] >= self.budget  # the last evaluation alone is left, and the value is known
         for _ in self._report(env_steps, returns):
-            self.pruned = self.pruned or self.trial.should_prune()
+            self.pruned = self.pruned or (not spent and self.trial.should_prune())
         return self.pruned
 
     def report_rest(self, run: RunData) -> None:

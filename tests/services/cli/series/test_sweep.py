@@ -162,6 +162,20 @@ def test_trials_that_end_at_their_target_are_compared_at_every_stage(tmp_path, w
         assert watch.should_end()
 
 
+def test_a_trial_that_has_spent_its_budget_is_not_stopped_early(tmp_path, write_run):
+    """It has a value of the goal: the mean of this curve is the best one, though the last return is below the median."""
+    with sweep_module._study(tmp_path, SimpleNamespace(prune=True)) as study:
+        for number in range(4):
+            late = [(1, 100, 0, None), (2, 900, 0, None), (3, 1000, 475, None)]
+            trial, place = study.ask(), write_run(tmp_path / f"t{number}", curve=late, env_steps=1000)
+            sweep_module._Watch(trial=trial, place=place, budget=1000, reported=0).report_rest(read_run(place))
+            study.tell(trial, sweep_module.goal_value(read_run(place), "curve", budget=1000))
+        early, place = study.ask(), write_run(tmp_path / "early", curve=[(1, 100, 470, None), (2, 1000, 470, None)])
+        assert not sweep_module._Watch(trial=early, place=place, budget=1000, reported=0).should_end()
+        assert sweep_module.goal_value(read_run(place), "curve", budget=1000) > max(trial.value or 0 for trial in study.trials)
+        assert early.should_prune()  # by its last return
+
+
 def test_a_trial_that_the_clock_ends_has_no_later_stages(tmp_path, write_run):
     with sweep_module._study(tmp_path, SimpleNamespace(prune=True)) as study:
         trial, place = study.ask(), write_run(tmp_path / "t0", curve=[(1, 100, 0, None), (2, 500, 475, None)], env_steps=510)
