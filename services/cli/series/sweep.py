@@ -236,9 +236,7 @@ def _run_trial(
     if code != 0:
         trial.study.tell(trial, state=TrialState.FAIL)
         return 1
-    if watch.pruned:
-        trial.study.tell(trial, state=TrialState.PRUNED)
-    elif is_finished(place, overrides=overrides, environ=environ):
+    if is_finished(place, overrides=overrides, environ=environ):  # also where it was to end early and had reached its target
         run = read_run(place)
         watch.report_rest(run)
         result = goal_value(run, sweep.goal, budget=budget)
@@ -246,6 +244,8 @@ def _run_trial(
         if result is None:
             show(f"{place.name} counts as failed, because it ended without {VALUES[sweep.goal]}")
         return int(result is None)
+    if watch.pruned:
+        trial.study.tell(trial, state=TrialState.PRUNED)
     return 0  # a trial that was stopped stays open, for --resume
 
 

@@ -125,6 +125,22 @@ def test_trials_are_within_the_space_bad_ones_end_early_and_the_best_is_shown_as
     assert [line.split()[-1] for line in shown.splitlines() if "pruned" in line] == ["-", "-"]
 
 
+def test_a_trial_that_reaches_its_target_before_its_early_end_has_a_value(swept, write_run):
+    """It played its last games when the sweep stopped it."""
+    trainer = FakeTrainer(write_run)
+
+    def train(argv, *, over):
+        trainer.train(argv, over=over)
+        if trainer.ended_early:
+            write_run(Path(argv[argv.index("--run-dir") + 1]), curve=[(1, 500, 400, None)], solved=True, env_steps=500)
+        return 0
+
+    code, _, shown = swept(trials=5, trainer=SimpleNamespace(train=train, stopped=False))
+    assert (code, trainer.ended_early) == (0, ["t004"])
+    assert "pruned" not in shown
+    assert [line.split()[-1] for line in shown.splitlines() if line.startswith("t004")] == ["400"]
+
+
 def test_the_command_of_the_best_trial_names_no_setting_without_effect(swept, tmp_path):
     """`rookery train` would refuse it, whether it was searched or is the same in all trials."""
     _, _, shown = swept(trials=1, settings="settings: {algorithm.lr_env_steps: 500, ")
