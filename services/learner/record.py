@@ -114,7 +114,7 @@ class RunRecord:
         self.frames += env_steps * self.frame_skip
         self.updates += 1
         self._env_steps_before = None
-        self.training = dict(metrics)
+        self.training = {name: float(value) for name, value in metrics.items()}  # a user's own may be of numpy or torch
 
     def measure(self, now: Seconds) -> None:
         """Update the rates, which fall while a run stalls."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from common.algorithms.settings import PPOSettings
 from common.config.schema import Settings
@@ -291,6 +292,14 @@ def test_the_status_survives_a_loss_that_is_not_a_number():
     assert status["training"] == {"entropy": 0.5}
     assert (status["queue"], status["workers"]) == ({"depth": 1, "capacity": 4}, {"actor": 2, "evaluator": 1})
     json.dumps(status, allow_nan=False)
+
+
+def test_the_status_has_metrics_of_numpy_and_torch_as_numbers():
+    """TensorBoard and Prometheus take those of a user's algorithm as they are; JSON would refuse the whole status."""
+    run = record()
+    run.trained(env_steps=10, metrics={"loss": np.float32(0.5), "steps": np.int64(3), "entropy": torch.tensor(0.25)})
+    run.tick(101.0)
+    assert json.loads(json.dumps(run.status(STATS, now=101.0)))["training"] == {"loss": 0.5, "steps": 3.0, "entropy": 0.25}
 
 
 def test_the_status_shows_one_moment_and_no_half_of_an_update():
