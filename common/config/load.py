@@ -259,9 +259,11 @@ def require_once(overrides: Sequence[str]) -> None:
     first: dict[str, tuple[str, str]] = {}
     for text in overrides:
         for key, value in _set_by(text).items():
+            removed = [earlier for inside, (earlier, _) in first.items() if value == {} and inside.startswith(f"{key}.")]
             before, other = first.setdefault(key, (text, comparable(value)))
-            if comparable(value) != other:
-                raise ConfigError(f"{key} is set twice", found=f"{before} and {text}", wanted="one value")
+            if removed or comparable(value) != other:
+                found = f"{[*removed, before][0]} and {text}"
+                raise ConfigError(f"{key} is set twice", found=found, wanted="one value")
 
 
 def _set_by(text: str) -> Tree:

@@ -337,6 +337,13 @@ def test_a_value_in_a_mapping_and_by_its_own_name_is_refused(capsys):
     assert main(["config", "show", "cartpole", words[0], f"{words[1]}true"]) == 0
 
 
+def test_an_empty_mapping_after_a_value_in_it_is_refused(capsys):
+    words = ["env.kwargs.sutton_barto_reward=true", "env.kwargs={}"]
+    assert main(["config", "show", "cartpole", *words]) == 2
+    assert f"env.kwargs is set twice: found {words[0]} and {words[1]}, wanted one value" in capsys.readouterr().err
+    assert main(["config", "show", "cartpole", *reversed(words)]) == 0
+
+
 def test_a_setting_with_one_value_may_be_named_twice(capsys):
     words = ["algorithm.learning_rate=0.001", "algorithm.learning_rate=1e-3"]
     assert main(["config", "show", "cartpole", *words]) == 0
