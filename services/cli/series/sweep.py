@@ -348,8 +348,8 @@ def _show_best(
         show(f"  best     rookery train {sweep.preset} {words}")
     show(f"  compare  rookery report {folder}")
     if _counted(study) - len([trial for trial in others if trial.state is TrialState.RUNNING]) < sweep.trials:
-        code = allow_code(_corners(sweep, environ)[0].settings.model_dump(mode="json"), run=folder)
-        show(f"  go on    rookery sweep --resume --run-dir {folder}{code}")
+        code = (allow_code(each.settings.model_dump(mode="json"), run=folder) for each in _corners(sweep, environ))
+        show(f"  go on    rookery sweep --resume --run-dir {folder}{''.join(dict.fromkeys(code))}")
 
 
 def _param(trial: FrozenTrial, key: str) -> str:

@@ -218,6 +218,18 @@ def test_a_resumed_sweep_continues_its_interrupted_trial_with_the_same_values(sw
     assert swept(trials=3, resume=True)[1].calls == []
 
 
+def test_the_command_that_goes_on_allows_the_code_of_all_trials(swept, tmp_path, monkeypatch):
+    """Without one of the modules the sweep would be refused."""
+    places = [tmp_path / "elsewhere" / f"sweep_{name}.py" for name in ("one", "two")]
+    places[0].parent.mkdir()
+    for place in places:
+        place.write_text("def make(): ...")
+    monkeypatch.syspath_prepend(str(places[0].parent))
+    monkeypatch.setattr(sweep_module, "try_runs", lambda *_: None)
+    _, _, shown = swept(search="\n  env.entry_point: {choices: ['sweep_one:make', 'sweep_two:make']}", stop_at="t000")
+    assert "--allow-code sweep_one --allow-code sweep_two" in shown.partition("go on")[2].partition("\n")[0]
+
+
 @pytest.mark.parametrize(
     ("edited", "found"),
     [
