@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy import URL
 
 from common.conditions import unmet
 from common.config.code_references import allow_code
@@ -161,7 +162,8 @@ def run_sweep(
 def _study(folder: Path, sweep: Sweep) -> Iterator[optuna.Study]:
     """Yield the study in `folder`, a new one where there is none; its file is open while inside."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = optuna.storages.RDBStorage(f"sqlite:///{(folder / STUDY).absolute()}")
+    place = URL.create("sqlite", database=str((folder / STUDY).absolute()))  # as text "?" would end the path, "{" be a template
+    storage = optuna.storages.RDBStorage(place.render_as_string())
     with ExitStack() as opened:  # connections to the file
         opened.callback(storage.engine.dispose)
         opened.callback(storage.remove_session)

@@ -218,6 +218,16 @@ def test_a_resumed_sweep_continues_its_interrupted_trial_with_the_same_values(sw
     assert swept(trials=3, resume=True)[1].calls == []
 
 
+@pytest.mark.parametrize("name", ["is it?", "{this}", "100%41#", "ä"])
+def test_a_study_is_in_its_folder_whatever_its_name_is(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    for _ in range(2):
+        with sweep_module._study(folder, SimpleNamespace(prune=True)) as study:
+            number = study.ask().number
+    assert (number, [*tmp_path.rglob("*")]) == (1, [folder, folder / "study.sqlite"])
+
+
 def test_the_command_that_goes_on_allows_the_code_of_all_trials(swept, tmp_path, monkeypatch):
     """Without one of the modules the sweep would be refused."""
     places = [tmp_path / "elsewhere" / f"sweep_{name}.py" for name in ("one", "two")]
