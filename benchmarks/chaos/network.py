@@ -94,7 +94,7 @@ STORMS = [
         name="corrupt", what="a byte changed in 2 % of the chunks, for 20 s, without keys", disturb=corrupt, setup=PROXY,
         short=False,
     ),
-    Storm(  # a changed length leaves connections that stand and pass nothing: for 10 s of silence one still holds the worker's name
+    Storm(  # a changed length leaves connections that stand and pass nothing, and keep a worker's name for 10 s of silence
         name="corrupt-keys", what="the same with keys; wanted: flow back within 12 s", disturb=corrupt, setup=ENCRYPTED,
         flow_goal=12.0,
     ),
