@@ -26,7 +26,7 @@ WORKERS = tuple(role for role in ROLES if role != LEARNER)
 WORKERS_UP = f"(up{{{promql.jobs(*WORKERS)}}} {OURS})"
 HAS_ENDED = f"last_over_time({learner.ENDED}[1d]) == 1"
 JUST_ENDED = f"last_over_time({learner.ENDED}[15m]) == 1"
-LEARNER_UP = f'(up{{job="learner"}} == 0 or up{{job="learner"}} {OURS})'  # or down: the first clause tells of it
+LEARNER_UP = f'(up{{job="learner"}} == 0 or up{{job="learner"}} {OURS})'  # or down, which the first clause reports
 STARTS = f"last_over_time(process_start_time_seconds[1d]) and on (namespace, job, instance) last_over_time({learner.ENDED}[1d])"
 NEWEST = f"topk by (namespace) (1, {STARTS})"
 
