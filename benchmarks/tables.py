@@ -103,11 +103,12 @@ class Comparison:
         return row["env_steps"] >= self.env_steps and row["mean100"] is not None
 
 
-SMALL = (
-    *("env.height=84", "env.width=64", "env.max_episode_frames=108000"),
-    *("model.conv=[[16,8,4],[32,4,2]]", "model.hidden=[256]"),
-)
-"""Frames and network of `spaceinvaders`, for games whose objects are smaller than Breakout's; longest game as published."""
+FRAMES = ("env.height=84", "env.width=64", "env.max_episode_frames=108000")
+"""Those of `spaceinvaders`, for games whose objects are smaller than Breakout's; longest game as published."""
+SMALL = (*FRAMES, "model.conv=[[16,8,4],[32,4,2]]", "model.hidden=[256]")
+"""Also its network."""
+NATURE = (*FRAMES, "model.conv=[[32,8,4],[64,4,2],[64,3,1]]", "model.hidden=[512]", "algorithm.epochs=2")
+"""The published network (Mnih et al. 2015), and half the published epochs, which two cores train in two hours."""
 
 TABLES = {
     "atari": (
@@ -117,6 +118,7 @@ TABLES = {
         Comparison("breakout", 10_000_000, 414.66, CLEANRL),
         Comparison("breakout-pqn", 10_000_000, 385, CLEANRL_PQN),
         Comparison("breakout-pqn", 10_000_000, 1_325, CLEANRL_PQN, ("env.id=ALE/SpaceInvaders-v5", "env.crop=[0,0]", *SMALL)),
+        Comparison("breakout-pqn", 10_000_000, 1_325, CLEANRL_PQN, ("env.id=ALE/SpaceInvaders-v5", "env.crop=[0,0]", *NATURE)),
         Comparison("breakout-pqn", 10_000_000, 2_299, CLEANRL_PQN, ("env.id=ALE/MsPacman-v5", "env.crop=[0,14]", *SMALL)),
     ),
     "mujoco": (
