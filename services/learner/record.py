@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.config.layers import leaves
 from common.config.schema import Settings
+from common.errors import ConfigError
 from common.observability.learner_stats import IntakeStats, Progress
 from common.protocol.messages import Evaluation
 from common.units import EnvSteps, Seconds, Version, significant
@@ -28,6 +29,15 @@ EPISODES = 100  # of "mean100"; where there are more environments, as many as th
 COVERED = 10  # episodes for each environment, after which their mean is none over the shortest, though some ended none
 
 _SAVED_AS_THEY_ARE = ("env_steps", "episodes", "updates", "version", "solved_at", "last_evaluation")
+
+
+def _number(metric: str, value: object) -> float:
+    """Return the value of a metric, which may be of numpy or torch. Raises ConfigError where it is no number."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last
+        fact, fix = f"metric {metric!r} of the algorithm is no number", "correct the UpdateResult of the algorithm"
+        raise ConfigError(fact, found=repr(value), fix=fix) from error
 
 
 class _SavedRecord(BaseModel):
@@ -109,12 +119,12 @@ class RunRecord:
     # --- writing ---
 
     def trained(self, *, env_steps: EnvSteps, metrics: Mapping[str, float]) -> None:
-        """Count one update on `env_steps`."""
+        """Count one update on `env_steps`. Raises ConfigError for a metric of a user's algorithm that is no number."""
         self.env_steps += env_steps
         self.frames += env_steps * self.frame_skip
         self.updates += 1
         self._env_steps_before = None
-        self.training = {name: float(value) for name, value in metrics.items()}  # a user's own may be of numpy or torch
+        self.training = {name: _number(name, value) for name, value in metrics.items()}
 
     def measure(self, now: Seconds) -> None:
         """Update the rates, which fall while a run stalls."""

@@ -92,7 +92,7 @@ class Results:
         stats.environments_unfinished = record.unfinished
         stats.episodes_before_leaving = record.before_leaving
         stats.episode_length_mean = record.mean_length
-        metrics = {**result.metrics, **self._allowed_actions(samples)}
+        metrics = {**record.training, **self._allowed_actions(samples)}
         stats.training_metrics = {**stats.training_metrics, **metrics}
         self._check_replay(result)
         means = {f"train/{name}": value for name, value in metrics.items()}

@@ -13,6 +13,7 @@ import torch
 from common.algorithms.settings import PPOSettings
 from common.config.schema import Settings
 from common.config.sections import CheckpointSettings, RunSettings, TargetSettings
+from common.errors import ConfigError
 from common.observability.learner_stats import IntakeStats
 from common.protocol.events import Experience, WorkerKey
 from common.protocol.messages import Evaluation
@@ -300,6 +301,13 @@ def test_the_status_has_metrics_of_numpy_and_torch_as_numbers():
     run.trained(env_steps=10, metrics={"loss": np.float32(0.5), "steps": np.int64(3), "entropy": torch.tensor(0.25)})
     run.tick(101.0)
     assert json.loads(json.dumps(run.status(STATS, now=101.0)))["training"] == {"loss": 0.5, "steps": 3.0, "entropy": 0.25}
+
+
+@pytest.mark.parametrize("value", [None, "high", [0.5], torch.zeros(2), np.zeros(2)], ids=repr)
+def test_a_metric_that_is_no_number_is_named(value):
+    """Without its name, a user's algorithm ends in a traceback of the learner's own code."""
+    with pytest.raises(ConfigError, match=r"metric 'loss' of the algorithm is no number: found"):
+        record().trained(env_steps=10, metrics={"entropy": 0.5, "loss": value})
 
 
 def test_the_status_shows_one_moment_and_no_half_of_an_update():
