@@ -61,7 +61,7 @@ def run_series(
         arguments = train_arguments(series.preset, series.overrides_of(member), (*series.options, *options), path)
         code = trainer.train(arguments, log=log)
         if log:
-            show(f"{place}: {result(read_run(path)) if _is_readable(path) else f'exit code {code}'}")
+            show(f"{place}: {result(read_run(path)) if is_readable(path) else f'exit code {code}'}")
         if code == INTERRUPTED:
             interrupted.set()
         return code
@@ -87,7 +87,7 @@ def run_series(
 
 def _show_results(folder: Path, names: Sequence[str], *, show: Callable[[str], None], stdout: TextIO) -> None:
     """Show a table of the runs called `names` in `folder` that have begun, and whose files can be read."""
-    begun = [folder / name for name in names if _is_readable(folder / name)]
+    begun = [folder / name for name in names if is_readable(folder / name)]
     if begun:
         with outlived(stdout):
             print_runs(read_runs(begun), stdout=stdout)
@@ -102,7 +102,7 @@ def _has_finished(series: Series, folder: Path, member: Member, environ: Mapping
         return False
 
 
-def _is_readable(path: Path) -> bool:
+def is_readable(path: Path) -> bool:
     """Return whether a run has begun in `path`, and its files can be read."""
     if not RunDirectory(path).begun:
         return False

@@ -27,7 +27,7 @@ from common.units import Seconds
 from services.cli.compare.runs import RunData, read_run
 from services.cli.compare.tables import TextTable, print_tables, reached_target, remark_on_evaluation, remark_on_mean
 from services.cli.series.plan import SWEEP_FILE, effective_settings, require_own_ids, require_settings, try_runs, written_folder
-from services.cli.series.run import TrainProcesses, is_finished, train_arguments
+from services.cli.series.run import TrainProcesses, is_finished, is_readable, train_arguments
 from services.cli.series.space import Choices, Sweep, as_text, read_sweep
 from services.cli.train.view import number
 
@@ -331,7 +331,7 @@ def _show_best(
     rows = []
     for trial in (*complete, *others):
         place = folder / f"t{trial.number:03}"
-        counted = sweep.goal in REMARKS and trial.state is TrialState.COMPLETE and RunDirectory(place).begun
+        counted = sweep.goal in REMARKS and trial.state is TrialState.COMPLETE and is_readable(place)
         reached = trial.value if trial.state is TrialState.COMPLETE else None  # of a pruned trial Optuna keeps its last return
         value = number(reached) + (REMARKS[sweep.goal]([read_run(place)]) if counted else "")
         rows.append([place.name, trial.state.name.lower(), *(_param(trial, key) for key in sweep.search), value])

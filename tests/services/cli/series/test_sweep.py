@@ -362,6 +362,15 @@ def test_a_mean_of_fewer_than_100_episodes_says_so_where_trials_are_ranked_by_it
     assert [line.split()[-1] for line in shown.splitlines() if "complete" in line] == ["-100", "-140"]
 
 
+def test_a_trial_whose_files_are_damaged_keeps_its_value_in_the_table(swept, tmp_path):
+    """It ended the sweep without a table: no other trial was shown either."""
+    swept(trials=2, mean100_episodes=7, settings=f"goal: mean100\nsettings: {{{NO_TARGET}, ")
+    (tmp_path / "sweep" / "t000" / "summary.json").write_text("{")
+    *_, shown = swept(trials=2, resume=True)
+    assert [line.split()[-1] for line in shown.splitlines() if "complete" in line] == ["500", "460"]
+    assert shown.count("(of 7 episodes)") == 1
+
+
 @pytest.mark.parametrize("version", [3, 500])
 def test_an_evaluation_of_an_older_policy_says_so_where_trials_are_ranked_by_it(swept, version):
     ended = {"last_evaluation": {"mean": 475.0, "version": version}, "version": 500}
