@@ -6,6 +6,7 @@ little-endian. An observation of one array is never joined: functions here retur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
@@ -82,7 +83,7 @@ def vectors(env: EnvSpec, observation: Array) -> Array:
     if not env.leaves:
         return observation
     seen = zip(env.parts, split(env, observation), strict=False)
-    found = [leaf.values.reshape(len(observation), -1) for part, leaf in seen if part.is_vector]
+    found = [leaf.values.reshape(len(observation), math.prod(part.observation_shape)) for part, leaf in seen if part.is_vector]
     return np.concatenate(found or [np.empty((len(observation), 0), np.float32)], axis=1)
 
 

@@ -373,6 +373,17 @@ def test_vectors_of_a_tree_are_normalised_and_its_discrete_leaves_are_not():
     assert number.normalisation is None
 
 
+def test_a_batch_without_env_steps_adds_nothing_to_the_statistics_of_a_tree():
+    """As of a rank of the learner that has no actors, and of a message that has rows of resets alone."""
+    environment = make(probe("discrete", "leaf"))
+    net = build_q_network(ModelSettings(hidden=(8,), normalize_observation=True), environment.spec, dueling=False)
+    frames = environment.reset(0)
+    statistics = ObservationStatistics(lambda: [net], env=environment.spec, ranks=ALONE)
+    statistics.calibrate(torch.from_numpy(frames))
+    statistics.add([])
+    assert statistics.state_dict()["count"] == len(frames)
+
+
 class Arms(torch.nn.Module):
     """A network of a user's own."""
 
