@@ -61,6 +61,7 @@ class WandbTracker:
 
 
 RUN_TAG = "rookery.run_id"
+NO_VALUE = "none"  # of a setting that had one when the run began
 MOST_METRICS, MOST_PARAMETERS, MOST_CHARACTERS, MOST_OF_NAME = 1000, 100, 500, 250  # of one request, one parameter, one name
 # The package waits for minutes by default; points that could not be sent are kept and sent again.
 PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "8", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
@@ -103,7 +104,7 @@ class MlflowTracker:
         """Send the settings as parameters; those that differ from when the run began, as tags: MLflow changes no parameter."""
         texts = {mlflow_name(key): str(value)[:MOST_CHARACTERS] for key, value in settings.items()}
         before = self._run.data.params
-        for key, text in texts.items():
+        for key, text in (dict.fromkeys(before, NO_VALUE) | texts).items():
             if before.get(key, text) != text:
                 self._client.set_tag(self._id, f"changed.{key}", text)
             elif f"changed.{key}" in self._run.data.tags:  # it has its first value again
