@@ -101,7 +101,7 @@ class RunEnvironment(gymnasium.Env[Any, Any]):
         transition = self._environment.step(ours.repeat(self._environment.num_envs // self._agents, axis=0))
         self._stacker.push(transition.observation, transition.start)
         if self._screen is not None:
-            self._screen.step(int(action))
+            self._screen.step(int(ours[0]))
         self._keep_pictures()
         terminated, truncated, start = (
             array[: self._agents] for array in (transition.terminated, transition.truncated, transition.start)

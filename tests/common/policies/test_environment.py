@@ -105,6 +105,14 @@ def test_an_action_that_the_environment_does_not_have_is_refused(wrong):
         env.step(5)
 
 
+@pytest.mark.parametrize("mode", [None, "rgb_array"])
+def test_an_action_from_a_batch_of_one_observation_is_taken_as_one(mode):
+    """With pictures, which a second emulator draws, it ended in Python's own error."""
+    with closing(RunEnvironment(PONG, render_mode=mode)) as env:
+        env.reset(seed=1)
+        assert env.observation_space.contains(env.step(np.array([5]))[0])
+
+
 @pytest.mark.parametrize("mask", ["", "leaf"])
 def test_several_agents_act_together_until_the_last_one_leaves(mask):
     """One earns 1 and leaves, the other earns 3; a mean of 2. Pictures show the age of the episode."""
