@@ -96,12 +96,13 @@ class TrainedPolicy:
     def batch(self, observation: ArrayLike | Mapping[str, ArrayLike]) -> tuple[Tensor, bool]:
         """Return the input [N, *input] of the network for a call, and whether it is one observation alone. Errors as there."""
         inputs = self.env.inputs
-        arrays = observation if isinstance(observation, Mapping) else {inputs[0].path: observation}
-        if set(arrays) != {leaf.path for leaf in inputs}:
-            found = f"{sorted(arrays)}" if isinstance(observation, Mapping) else "one array"
+        given = observation if isinstance(observation, Mapping) else {inputs[0].path: observation}
+        if set(given) != {leaf.path for leaf in inputs}:
+            found = f"{sorted(map(str, given))}" if isinstance(observation, Mapping) else "one array"
             raise ConfigError("observation of other arrays", found=found, wanted=f"{[leaf.path for leaf in inputs]}")
-        single = np.shape(arrays[inputs[0].path]) == inputs[0].shape
-        batches = [_batch(leaf, np.asarray(arrays[leaf.path]), single=single) for leaf in inputs]
+        arrays = [_array(leaf, given[leaf.path]) for leaf in inputs]
+        single = arrays[0].shape == inputs[0].shape
+        batches = [_batch(leaf, array, single=single) for leaf, array in zip(inputs, arrays, strict=True)]
         if len(set(map(len, batches))) > 1:
             found = ", ".join(f"{len(batch)} of {leaf.path}" for leaf, batch in zip(inputs, batches, strict=True))
             raise ConfigError("a batch of observations", found=found, wanted="as many of each array")
@@ -160,9 +161,22 @@ def _require_finite(name: str, rows: NDArray[Any], *, fix: str) -> None:
         raise ConfigError(f"{name} are not finite", found=f"{bad} of {len(rows)}", wanted="finite numbers", fix=fix)
 
 
+def _array(leaf: Leaf, given: ArrayLike) -> NDArray[Any]:
+    """Return one array of an observation. Raises `ConfigError` for what is none, such as lists of several lengths."""
+    try:
+        return np.asarray(given)
+    except (ValueError, TypeError, RuntimeError) as error:  # the last one is of a tensor that requires a gradient
+        found, wanted = f"{type(given).__name__}: {error}", f"numbers of shape {leaf.shape}, or a batch of them"
+        raise ConfigError(f"{_name(leaf)} is no array", found=found, wanted=wanted) from error
+
+
+def _name(leaf: Leaf) -> str:
+    return "observation" if leaf.path == ONE_ARRAY else f"observation {leaf.path}"
+
+
 def _batch(leaf: Leaf, array: NDArray[Any], *, single: bool) -> NDArray[Any]:
     """Return a copy [N, *shape] of one array of an observation, or of a batch."""
-    name = "observation" if leaf.path == ONE_ARRAY else f"observation {leaf.path}"
+    name = _name(leaf)
     if (array.shape if single else array.shape[1:]) != leaf.shape:
         wanted = f"{leaf.shape}, or a batch (N, {', '.join(map(str, leaf.shape))})"
         fix = "take observations of `make_env`, which stacks frames as the run did"

@@ -155,6 +155,21 @@ def test_an_observation_of_another_shape_is_refused(make_run, observation, found
     assert found in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("observation", "found"),
+    [
+        ([[0.0] * 4, [0.0] * 3], "observation is no array: found list: "),
+        ((np.zeros(4), {}), "observation is no array: found tuple: "),  # what `reset` returns
+        (torch.zeros(4, requires_grad=True), "observation is no array: found Tensor: "),
+        ({1: np.zeros(4), "a": np.zeros(4)}, "observation of other arrays: found ['1', 'a'], wanted ['observation']"),
+    ],
+)
+def test_an_observation_that_is_no_array_is_refused(make_run, observation, found):
+    """It ended in an error of numpy, torch or Python."""
+    with pytest.raises(ConfigError, match=re.escape(found)):
+        load_policy(make_run(SMALL)[0].path)(observation)
+
+
 def test_floats_are_no_image(make_run):
     run, _ = make_run("env.height=36", "env.width=36", "env.crop=[0,0]", "model.conv=[[4,8,4]]", SMALL, preset="pong")
     policy = load_policy(run.path)
