@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from torch import Tensor
 
 from common import extensions
@@ -29,6 +30,7 @@ from common.runtime.run_directory import MANIFEST, RunDirectory, read_config
 from common.units import Version
 
 NEWEST: Final = "newest"
+_SEEDS = 2**63  # those of torch's generators have 64 bits and a sign
 _REPLAY_ENV_STEPS = 100_000  # of the memory of a learner that only restores its network: enough for any windows
 _REPLAY_ROLLOUTS = 1_000  # and for the sequences of a network with memory
 
@@ -49,17 +51,20 @@ def load_policy(
         path: directory of a run, or of one checkpoint in it, or the address of its copy in a bucket, as text.
         checkpoint: "newest", "best" (by evaluation), or the version of a checkpoint, where `path` is a run.
         overrides: settings that differ from the run's, as text: "env.sticky_actions=0.25".
-        seed: of actions that are drawn.
+        seed: of actions that are drawn, 0 to 2**63 - 1.
         allow_code: packages of any place that the run may name.
 
     Raises:
-        ConfigError: there is no such run or checkpoint, its settings are not those of this version, or name other code.
+        ConfigError: there is no such run or checkpoint, its settings are not those of this version, or name other code; the seed
+            is no such number.
         ResourceError: the checkpoint is damaged, or does not fit the settings.
     """
+    if not (isinstance(seed, int | np.integer) and 0 <= seed < _SEEDS):
+        raise ConfigError("seed of drawn actions", found=repr(seed), wanted="an integer from 0 to 2**63 - 1")
     overrides, allow_code = ((each,) if isinstance(each, str) else each for each in (overrides, allow_code))
     directory, folder, saved = _read(fetch(str(path)), checkpoint)
     with extensions.restricted((*allow_code, *named_modules(overrides)), run=directory.path):
-        return _load(directory, folder, saved, overrides, seed, best=checkpoint == BEST)
+        return _load(directory, folder, saved, overrides, int(seed), best=checkpoint == BEST)
 
 
 def _load(

@@ -130,6 +130,21 @@ def test_drawn_actions_follow_from_the_seed(make_run):
     assert not np.array_equal(drawn[0], drawn[2])
 
 
+@pytest.mark.parametrize("seed", ["a", None, 1.5, -1, 2**63])
+def test_a_seed_that_is_none_is_refused(make_run, seed):
+    """It ended in torch's own error after the whole policy was loaded."""
+    run, _ = make_run(SMALL)
+    wanted = f"seed of drawn actions: found {seed!r}, wanted an integer from 0 to 2**63 - 1"
+    with pytest.raises(ConfigError, match=re.escape(wanted)):
+        load_policy(run.path, seed=seed)
+
+
+def test_a_seed_may_be_an_integer_of_numpy(make_run):
+    run, _ = make_run(SMALL)
+    drawn = [load_policy(run.path, seed=seed)(np.zeros((50, 4)), greedy=False) for seed in (3, np.int64(3))]
+    assert np.array_equal(*drawn)
+
+
 def test_actions_are_numbered_as_the_environment_numbers_them(make_run, tmp_path, monkeypatch):
     (tmp_path / "shifted_games.py").write_text(OWN, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
