@@ -199,6 +199,9 @@ def with_changes(settings: Settings, section: str, changes: Mapping[str, Any], *
     values[section] |= changes
     try:
         return type(settings).model_validate_json(json.dumps(values), strict=True)
+    except TypeError as error:  # of a value that JSON does not have
+        wanted = "text, numbers, true, false, null, and lists and mappings of them"
+        raise ConfigError(f"settings of {section} ({source})", found=str(error), wanted=wanted) from error
     except ValidationError as error:
         raise config_error(error, values, {f"{section}.{key}": source for key in changes}) from error
 

@@ -260,6 +260,14 @@ def test_an_environment_that_does_not_fit_the_policy_is_refused(make_run, change
         load_policy(run.path).make_env(**change)
 
 
+@pytest.mark.parametrize("value", [np.int64(5), len])
+def test_a_value_that_settings_do_not_have_is_refused(make_run, value):
+    """It ended in an error of the module json."""
+    kind = type(value).__name__
+    with pytest.raises(ConfigError, match=rf"settings of env \(argument\): found .*{kind}.*, wanted text, numbers"):
+        load_policy(make_run("model.hidden=[8]")[0].path).make_env(kwargs={"limit": value})
+
+
 def test_settings_of_the_environment_can_differ_from_those_of_the_run(make_run):
     run, _ = make_run("model.hidden=[8]")
     env = load_policy(run.path).make_env(kwargs={"max_episode_steps": 3})
