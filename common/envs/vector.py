@@ -83,13 +83,19 @@ class VectorEnvironment:
         self._no_frames = np.zeros((0, *self.spec.observation_shape), self.spec.observation_dtype)
 
     def reset(self, seed: int) -> Array:
-        """Begin B episodes, environment b with `seed + b` where it is seeded alone; return the first observations [B, *frame]."""
+        """Begin B episodes, environment b with `seed + b` where it is seeded alone; return the first observations [B, *frame].
+
+        Raises `ConfigError` where the infos are no dict: masks and last observations are looked up in it.
+        """
         state.seed_spaces(self.native, seed)  # an environment may sample them
         try:
             observation, info = self.native.reset(seed=seed % (SEEDS - self.num_envs))
         except LookupError:
             self._observed.require_leaves(getattr(self.native, "_env_obs", ()))
             raise
+        if not isinstance(info, Mapping):
+            fact, fix = f"{self._name} returns infos in another form", "leave out the wrapper that converts them"
+            raise ConfigError(fact, found=type(info).__name__, wanted="a dict of arrays, as of any VectorEnv", fix=fix)
         self.offers_masks |= self._offered(info)
         if self._counts_lives:
             self._lives = info["lives"].copy()

@@ -961,6 +961,13 @@ def test_rewards_and_ends_that_are_not_one_for_each_environment_are_refused(own,
         env.step(np.zeros(4, int))
 
 
+def test_a_vector_environment_with_infos_in_a_list_is_refused(own) -> None:
+    """It was stepped until its first episode ended, and then failed with an error of Python."""
+    env = make(own(lambda: gymnasium.wrappers.vector.DictInfoToList(ByHand(2, VECTOR)), num_envs=2))
+    with pytest.raises(ConfigError, match="returns infos in another form: found list, wanted a dict of arrays"):
+        env.reset(0)
+
+
 @pytest.mark.parametrize("name", ["terminated", "truncated"])
 @pytest.mark.parametrize("ends", [[None] * 4, [False, None, False, False], np.array(["False"] * 4)])
 def test_ends_of_a_vector_environment_that_are_no_numbers_are_refused(own, name, ends) -> None:
