@@ -104,9 +104,9 @@ class Comparison:
 
 
 FRAMES = ("env.height=84", "env.width=64", "env.max_episode_frames=108000")
-"""Those of `spaceinvaders`, for games whose objects are smaller than Breakout's; longest game as published."""
+"""The frames of `spaceinvaders`, for games with smaller objects than Breakout; longest game as published."""
 SMALL = (*FRAMES, "model.conv=[[16,8,4],[32,4,2]]", "model.hidden=[256]")
-"""Also its network."""
+"""The frames and the network of `spaceinvaders`."""
 NATURE = (*FRAMES, "model.conv=[[32,8,4],[64,4,2],[64,3,1]]", "model.hidden=[512]", "algorithm.epochs=2")
 """The published network (Mnih et al. 2015), and half the published epochs, which two cores train in two hours."""
 
