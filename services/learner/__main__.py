@@ -22,6 +22,7 @@ from common.algorithms.api import Algorithm
 from common.algorithms.ranks import ALONE
 from common.envs.spec import EnvSpec
 from common.envs.trial import example_frames, trial
+from common.errors import ResourceError
 from common.observability import logs
 from common.observability.health import Health
 from common.observability.http import HttpServer
@@ -81,12 +82,17 @@ def main(argv: list[str] | None = None) -> int:
 def _serve(argv: list[str]) -> int:
     invocation = parse(argv, os.environ)
     settings = invocation.settings
-    if settings.learner.ranks == 1:
-        return _train(with_run_id(invocation), argv)
-    logs.configure("learner", level=settings.log.level, form=settings.log.format, debug=invocation.debug)
-    process.set_torch_threads(settings.learner.torch_threads)  # before the first operation of torch
-    with join_ranks(invocation, os.environ) as joined:
-        return _train(joined.invocation, argv, joined)
+    try:
+        if settings.learner.ranks == 1:
+            return _train(with_run_id(invocation), argv)
+        logs.configure("learner", level=settings.log.level, form=settings.log.format, debug=invocation.debug)
+        process.set_torch_threads(settings.learner.torch_threads)  # before the first operation of torch
+        with join_ranks(invocation, os.environ) as joined:
+            return _train(joined.invocation, argv, joined)
+    except torch.OutOfMemoryError as error:
+        found = ". ".join(str(error).split(". ")[:3])  # what was asked for, and what is free; then come hints for programmers
+        fix = "use smaller minibatches or a smaller network, or end what else uses the GPU"
+        raise ResourceError("the memory of the GPU does not suffice", found=found, fix=fix) from error
 
 
 def _train(invocation: Invocation, argv: list[str], joined: Joined | None = None) -> int:

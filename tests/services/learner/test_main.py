@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from common.algorithms.trajectories import TrajectoryLearner
 from common.observability.learner_stats import UploadStats
@@ -98,6 +99,18 @@ def test_a_port_in_use_leaves_no_run_directory(key, taken, capsys):
     assert str(taken) in line
     assert "in use" in line
     assert list(Path().iterdir()) == []
+
+
+def test_a_gpu_without_memory_left_is_named(monkeypatch, capsys):
+    """The same batch would not fit after a restart either: no bug, and no traceback."""
+    text = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79.15 GiB of which 1.25 GiB is free. Including 9 GiB."
+
+    def train(_):
+        raise torch.OutOfMemoryError(text)
+
+    monkeypatch.setattr(module.TrainLoop, "run", train)
+    line = refused(["--run-dir", "run"], capsys)
+    assert "found CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79.15 GiB of which 1.25 GiB is free; use " in line
 
 
 def test_a_port_in_use_of_another_rank_is_found_before_the_run_begins(taken, monkeypatch, capsys):
