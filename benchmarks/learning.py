@@ -293,11 +293,10 @@ def page(rows: Iterable[Row]) -> str:
 def _section(claim: Claim, runs: Sequence[Row]) -> list[str]:
     held = sum(claim.holds(row) for row in runs)
     minutes = statistics.median(row["wall_seconds"] for row in runs) / 60
-    notes = sorted({f"{row['machine']}{'; ' + row['note'] if row['note'] else ''}" for row in runs})
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     lines += ["| " + " | ".join(_cells(claim, row)) + " |" for row in runs]
     left = not_run(row["seed"] for row in runs)
-    lines += ["", f"Holds for {held} of {len(runs)} seeds{left}, median {minutes:.1f} minutes. Machine: {'. '.join(notes)}."]
+    lines += ["", f"Holds for {held} of {len(runs)} seeds{left}, median {minutes:.1f} minutes. Machine: {machines(runs)}."]
     if claim.evaluations:
         lines += ["", "Greedy evaluations, as reported (env steps trained on by then: score):", ""]
         lines += [
@@ -337,6 +336,14 @@ def older_policy(row: Row) -> str:
     An evaluator that did not end its games within a minute of the end of the run has the result of an older policy.
     """
     return "" if row["last_evaluation"]["version"] == row["learner_updates"] else " (not of the last policy)"
+
+
+def machines(rows: Iterable[Row]) -> str:
+    """Return the machines of `rows`, each once, and what else they did in one of the runs or another."""
+    notes: dict[str, set[str]] = {}
+    for row in rows:
+        notes.setdefault(row["machine"], set()).update([row["note"]] if row["note"] else [])
+    return ". ".join(name + (f"; {' / '.join(sorted(found))}" if found else "") for name, found in sorted(notes.items()))
 
 
 def machine() -> str:

@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.learning import RESULTS, ROWS, SEEDS, Row, ended, fingerprint, keep, kept, not_run, older_policy, tree
+from benchmarks.learning import RESULTS, ROWS, SEEDS, Row, ended, fingerprint, keep, kept, machines, not_run, older_policy, tree
 from common.algorithms.sections import ReplaySection
 from common.config.layers import leaves
 from common.config.load import load_settings
@@ -254,8 +254,8 @@ def render(rows: Sequence[Row]) -> str:
         lines += ["| " + " | ".join(_cells(*each)) + " |" for each in zip(comparisons, found, strict=True)]
         for source in dict.fromkeys(comparison.source for comparison in comparisons if comparison.source):
             lines += ["", f"[{source.name}]({source.address}): {source.protocol}."]
-        if machines := sorted({row["machine"] + (f"; {row['note']}" if row["note"] else "") for row in runs}):
-            lines += ["", f"Machine: {'. '.join(machines)}."]
+        if runs:
+            lines += ["", f"Machine: {machines(runs)}."]
         lines.append("")
     return "\n".join(lines)
 

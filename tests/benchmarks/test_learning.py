@@ -91,6 +91,13 @@ def test_the_page_shows_the_newest_run_of_each_seed_of_the_present_preset(tmp_pa
     assert "Holds for 3 of 3 seeds, median" in page([row(seed=seed) for seed in (1, 2, 3)])
 
 
+def test_each_machine_is_named_once_with_all_that_ran_beside():
+    """A list with the machine before each note hides whether there is a second one."""
+    first, second = row() | {"note": "idle"}, row(seed=2) | {"note": "tests ran beside it"}
+    text = page([first, second, row(seed=3) | {"machine": "4 cores"}])
+    assert "Machine: 2 cores; idle / tests ran beside it. 4 cores." in text
+
+
 @pytest.mark.parametrize(("env_steps", "rows"), [(60, 0), (500_000, 1)])
 def test_a_run_that_was_stopped_is_not_kept(env_steps, rows, tmp_path, monkeypatch):
     def train(preset, seed, run_dir, overrides):
