@@ -188,7 +188,8 @@ def _device(name: str, local_rank: int) -> torch.device:
     if name == "cuda" and torch.cuda.is_available() and local_rank:
         if local_rank >= torch.cuda.device_count():
             found, wanted = f"{torch.cuda.device_count()} GPUs", f"at least {local_rank + 1}: one for each rank on this machine"
-            raise ConfigError("learner.ranks needs more GPUs", found=found, wanted=wanted, fix="lower learner.ranks")
+            fix = "lower learner.ranks, or let each rank see all GPUs of its machine (CUDA_VISIBLE_DEVICES)"
+            raise ConfigError("learner.ranks needs more GPUs", found=found, wanted=wanted, fix=fix)
         torch.cuda.set_device(local_rank)
         return torch.device(name, local_rank)
     if name == "cuda" and not torch.cuda.is_available():
