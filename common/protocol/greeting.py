@@ -58,7 +58,8 @@ class Greeting:
         objection = (
             objection
             or _check_evicted(hello, known, now)
-            or self._check_name_and_room(hello, public_key, known, draining=draining)
+            or _check_identity(hello, public_key, known, self._registry)
+            or self._check_room(hello, known, draining=draining)
             or self._check_counters(hello, same)
         )
         if objection is not None:
@@ -83,13 +84,17 @@ class Greeting:
             self._registry.owe_credit(holder)
         return False
 
-    def _check_name_and_room(self, hello: Hello, public_key: str, known: Worker | None, *, draining: bool) -> Objection | None:
-        registry = self._registry
+    def _check_room(self, hello: Hello, known: Worker | None, *, draining: bool) -> Objection | None:
+        """Return why the run has no slot for a worker beside the others of its role that are connected; None where it has."""
+        if draining and (known is None or hello.incarnation != known.key.incarnation):
+            # A known worker may still send its last counters and a Goodbye.
+            return Objection(RefusalCode.DRAINING, "the run is ending", retry=False)
         holds = known is not None and known.route is not None and known.role == hello.role
-        others = registry.connected(hello.role) - holds
-        return _check_identity(
-            hello, public_key, known, forgotten=registry.forgotten, named=registry.named, kept=registry.keeps(hello)
-        ) or _check_room(hello, known, others=others, config=self._config, draining=draining)
+        others = self._registry.connected(hello.role) - holds
+        if others < self._config.slots(hello.role):
+            return None
+        remedy = "raise learner.max_actors" if hello.role == "actor" else "end one"
+        return Objection(RefusalCode.FULL, f"the run has its {others} {hello.role}s; {remedy} to admit another", retry=True)
 
     def _check_counters(self, hello: Hello, same: Worker | None) -> Objection | None:
         """Return why the counters of a Hello are refused; None where they are not. `same`: its incarnation, if it is known."""
@@ -180,38 +185,30 @@ def check_run(hello: Hello, run: str, wanted: str, signature: str, *, worker: st
     return None
 
 
-def _check_identity(
-    hello: Hello, public_key: str, known: Worker | None, *, forgotten: int, named: int, kept: bool
-) -> Objection | None:
-    """Return why a worker may not use this name; None where it may.
-
-    `known`: the newest incarnation of the name; `forgotten`: the largest incarnation of all names that are known no more;
-    `named`: the largest incarnation that the learner has named in a refusal; `kept`: messages of this one are in the queue.
-    """
-    if hello.incarnation > max(INCARNATION_MAX, named):
+def _check_identity(hello: Hello, public_key: str, known: Worker | None, registry: WorkerRegistry) -> Objection | None:
+    """Return why a worker may not use this name, of which `known` is the newest incarnation; None where it may."""
+    if hello.incarnation > max(INCARNATION_MAX, registry.named):
         fact = f"incarnation: found {hello.incarnation}, wanted at most {INCARNATION_MAX}; greet as the one named here"
         return Objection(RefusalCode.SUPERSEDED, fact, retry=True, new_incarnation=True)
     fact = "the account of this incarnation is closed; greet as the one named here"
     renew = Objection(RefusalCode.FORGOTTEN, fact, retry=True, new_incarnation=True)
     if known is not None:
-        if known.state is not WorkerState.CLOSED and known.public_key and public_key and public_key != known.public_key:
-            # Only while the account is open: a worker that left, or was away for long, may return with a new key.
-            return Objection(
-                RefusalCode.IN_USE, f"the name {hello.worker!r} belongs to a worker of another key; {_OWN_NAME}", retry=True
-            )
-        if known.state is not WorkerState.CLOSED and hello.role != known.role:
-            return Objection(RefusalCode.IN_USE, f"the name {hello.worker!r} belongs to an {known.role}; {_OWN_NAME}", retry=True)
+        if known.state is not WorkerState.CLOSED:  # a worker that left, or was away for long, may return with a new key
+            other_key = known.public_key and public_key and public_key != known.public_key
+            owner = "a worker of another key" if other_key else f"an {known.role}"
+            if other_key or hello.role != known.role:
+                return Objection(RefusalCode.IN_USE, f"the name {hello.worker!r} belongs to {owner}; {_OWN_NAME}", retry=True)
         if hello.incarnation < known.key.incarnation:
             fact = f"a newer incarnation of {hello.worker!r} has greeted; greet as the one named here"
             return Objection(RefusalCode.SUPERSEDED, fact, retry=True, new_incarnation=True)
         if hello.incarnation == known.key.incarnation:
             return renew if known.state is WorkerState.CLOSED else None
     # The counters of a forgotten name are lost, so its trained experience is unknown. All its incarnations are at most
-    # `forgotten`: an incarnation in that range with env steps may be one of them and must start anew, also where an older one
-    # has taken the name since. (It may also have met only a learner that was killed, and then loses the messages that it kept.)
+    # `registry.forgotten`: one in that range with env steps may be one of them and must start anew, also where an older one has
+    # taken the name since. (It may also have met only a learner that was killed, and then loses the messages that it kept.)
     # An incarnation without env steps is safe, unless there are messages of it: its account is theirs.
     stepped = hello.produced or hello.completed or hello.resend_from
-    return renew if kept or (stepped and hello.incarnation <= forgotten) else None
+    return renew if registry.keeps(hello) or (stepped and hello.incarnation <= registry.forgotten) else None
 
 
 def _check_evicted(hello: Hello, known: Worker | None, now: Seconds) -> Objection | None:
@@ -220,17 +217,6 @@ def _check_evicted(hello: Hello, known: Worker | None, now: Seconds) -> Objectio
     wait = f"correct its messages, and greet again after {known.evicted_until - now:.0f} s"
     fact = f"{hello.worker!r} was evicted, because its messages were refused; {wait}"
     return Objection(RefusalCode.EVICTED, fact, retry=True)
-
-
-def _check_room(hello: Hello, known: Worker | None, *, others: int, config: SessionConfig, draining: bool) -> Objection | None:
-    """Return why the run has no slot for a worker beside the `others` of its role that are connected; None where it has."""
-    if draining and (known is None or hello.incarnation != known.key.incarnation):
-        # A known worker may still send its last counters and a Goodbye.
-        return Objection(RefusalCode.DRAINING, "the run is ending", retry=False)
-    if others < config.slots(hello.role):
-        return None
-    remedy = "raise learner.max_actors" if hello.role == "actor" else "end one"
-    return Objection(RefusalCode.FULL, f"the run has its {others} {hello.role}s; {remedy} to admit another", retry=True)
 
 
 def _welcome(worker: Worker, config: SessionConfig, *, window: int, newest: Snapshot | None, state: ActorState | None) -> Welcome:
@@ -242,7 +228,7 @@ def _welcome(worker: Worker, config: SessionConfig, *, window: int, newest: Snap
     begins = config.lockstep and actor and state is None
     return Welcome(
         arrays={} if state is None or not state.size else {ACTOR_STATE: state},
-        index=config.run_index(worker.index),
+        index=worker.index * config.ranks + config.rank,  # in the whole run
         generation=0 if begins else worker.generation,
         config=config.run_config,
         env_signature=config.env_signature,

@@ -125,15 +125,16 @@ class LearnerSide:
 
     def handle(self, event: e.Event, now: Seconds) -> list[e.Instruction]:
         """Advance by one event at monotonic time `now` (seconds); returns what to do, in order."""
+        out: list[e.Instruction] = []
         match event:
             case e.Received(route=route, envelope=envelope, public_key=public_key):
                 out = self._received(route, envelope, public_key, now)
             case e.Undecodable():
                 out = self._undecodable(event, now)
             case e.Taken(items=items):
-                out = self._taken(items)
+                self._taken(items)
             case e.Completed(items=items, reason=reason):
-                out = self._completed(items, reason)
+                self._completed(items, reason)
             case e.Published(snapshot=snapshot):
                 self._began_at = snapshot.version if self.snapshot is None else self._began_at
                 self.snapshot = snapshot
@@ -141,12 +142,12 @@ class LearnerSide:
             case e.Tick():
                 out = self._tick(now)
             case e.Unsent(route=route, message=message):
-                out = self._unsent(route, message)
+                self._unsent(route, message)
             case e.DrainAsked(reason=reason, deadline_seconds=deadline_seconds):
                 self._drain, self._admission.draining = (reason, now + deadline_seconds), True
                 out = [send for worker in self._registry.routes.values() for send in self._drained(worker, now)]
             case e.Ended():
-                out = self._ended()
+                self._close_all()
             case _:
                 assert_never(event)
         return out + self._credits(now)
@@ -198,18 +199,16 @@ class LearnerSide:
         note = e.LogEvent(event="worker_evicted", fields=fields, warning=True)
         return [*out, note, *refusal(route, RefusalCode.EVICTED, fact, retry=True)]
 
-    def _taken(self, items: tuple[tuple[WorkerKey, Sequence], ...]) -> list[e.Instruction]:
+    def _taken(self, items: tuple[tuple[WorkerKey, Sequence], ...]) -> None:
         for key, seq in items:
             worker = self._registry[key]
             self._admission.taken(worker, seq)
             if worker.state is WorkerState.CLOSED:
                 self._registry.owe_credits()  # the next incarnation of its slot waits for this credit
-        return []
 
-    def _completed(self, items: tuple[tuple[WorkerKey, Sequence], ...], reason: str | None) -> list[e.Instruction]:
+    def _completed(self, items: tuple[tuple[WorkerKey, Sequence], ...], reason: str | None) -> None:
         for key, seq in items:
             self._admission.completed(self._registry[key], seq, reason)
-        return []
 
     # --- senders of other messages ---
 
@@ -278,7 +277,7 @@ class LearnerSide:
         reason, ends_at = self._drain
         return [e.Send(route=worker.route, message=Drain(reason=reason, deadline_seconds=max(0.0, ends_at - now)))]
 
-    def _unsent(self, route: Route, message: Message) -> list[e.Instruction]:
+    def _unsent(self, route: Route, message: Message) -> None:
         worker = self._registry.routes.get(route)
         if worker is not None and isinstance(message, Snapshot):
             worker.wanted_after = message.version - 1  # the next Tick tries again, with the newest
@@ -287,12 +286,10 @@ class LearnerSide:
             worker.rejects = [*message.rejects, *worker.rejects]  # sent with the next Credit
             if worker.challenger is not None:
                 self._registry.disconnect(worker)
-        return []
 
-    def _ended(self) -> list[e.Instruction]:
+    def _close_all(self) -> None:
         for worker in self._registry:
             self._accounting.close(worker)
-        return []
 
     def _answer(self, worker: Worker) -> list[e.Instruction]:
         """Answer an open SnapshotWanted where there is another policy: after a learner's rollback it has an older version."""

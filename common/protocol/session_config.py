@@ -47,10 +47,6 @@ class SessionConfig:
         fixed = [spec for spec in self.schema if role == "actor" and -1 not in spec.shape]
         return sum(math.prod(spec.shape) * DTYPES[spec.dtype].itemsize for spec in fixed) / SLOWEST_LINK
 
-    def run_index(self, index: int) -> int:
-        """Return the index in the whole run, over all ranks of the learner, of the worker at slot `index` here."""
-        return index * self.ranks + self.rank
-
     def slots(self, role: str) -> int:
         """Return the most workers of this role that are connected at once."""
         return self.max_actors if role == "actor" else self.max_evaluators
