@@ -16,13 +16,11 @@ from torch import Tensor
 from common.algorithms.api import NetworkPolicy
 from common.algorithms.batch import Batch
 from common.algorithms.moments import Moments
-from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.returns import ReturnInputs
 from common.algorithms.sections import ActorCriticSection
 from common.algorithms.trajectories import TrajectoryLearner, batch_outputs, with_next_value
 from common.envs.spec import EnvSpec
 from common.models import nets, snapshot
-from common.models.arithmetic import CPU
 from common.models.spec import ModelSettings, Precision
 from common.protocol.messages import ArraySpec
 
@@ -114,30 +112,15 @@ class ActorCriticLearner(TrajectoryLearner[nets.ActorCritic]):
     to units of return, and `_moments.normalize` back.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: ActorCriticSection,
-        model: ModelSettings,
-        env: EnvSpec,
-        seed: int,
-        device: torch.device = CPU,
-        ranks: Ranks = ALONE,
-        normalize_reward: bool = False,
-    ) -> None:
-        """`seed` fixes initial weights. Raises ConfigError where observations cannot be as `model` asks."""
+    def __init__(self, *, settings: ActorCriticSection, model: ModelSettings, env: EnvSpec, seed: int, **others: Any) -> None:
+        """`seed` fixes initial weights; `others`, such as `device` and `ranks`, as of the base.
+
+        Raises ConfigError where observations cannot be as `model` asks.
+        """
         settings.require_observations(env, model)
         self._settings: ActorCriticSection = settings.for_actions(discrete=env.action.discrete)
-        super().__init__(
-            nets.build_actor_critic(model, env, seed=seed),
-            settings.optimizer_recipe,
-            settings=settings,
-            model=model,
-            env=env,
-            device=device,
-            ranks=ranks,
-            normalize_reward=normalize_reward,
-        )
+        net = nets.build_actor_critic(model, env, seed=seed)
+        super().__init__(net, settings.optimizer_recipe, settings=settings, model=model, env=env, **others)
         self._moments = Moments()  # of value targets
 
     def normalize_targets(self, target: Tensor, valid: Tensor) -> Tensor:

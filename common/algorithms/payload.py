@@ -103,7 +103,7 @@ def check_trajectory(env: EnvSpec, arrays: Arrays) -> None:
     if len(final_index) != len(arrays["final_obs"]):
         found, wanted = [len(final_index)], [len(arrays["final_obs"])]
         raise ProtocolError(DropReason.SCHEMA, "final_index and final_obs of different length", found=found, wanted=wanted)
-    if not _within(final_index, valid.size):
+    if final_index.size and not 0 <= np.minimum.reduce(final_index) <= np.maximum.reduce(final_index) < valid.size:
         found = [int(final_index.min()), int(final_index.max())]
         raise ProtocolError(DropReason.SCHEMA, "final_index outside the rollout", found=found, wanted=f"0 to {valid.size - 1}")
     if len(np.unique(final_index)) != len(final_index):  # each costs memory and a forward pass
@@ -126,7 +126,3 @@ def _check_allowed(env: EnvSpec, arrays: Arrays) -> None:
     forbidden = arrays["valid"] & ~allowed(env, mask, arrays["action"])
     if forbidden.any():
         raise ProtocolError(DropReason.SCHEMA, "actions that their mask forbids", found=int(forbidden.sum()), wanted="0")
-
-
-def _within(numbers: np.ndarray, limit: int) -> bool:
-    return numbers.size == 0 or bool(np.minimum.reduce(numbers, axis=None) >= 0 and np.maximum.reduce(numbers, axis=None) < limit)

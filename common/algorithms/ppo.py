@@ -7,7 +7,7 @@ several epochs of random minibatches.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -68,7 +68,10 @@ class PPO(ActorCriticLearner):
             self._learning_rate = optim.scheduled_learning_rate(settings, progress)
         entropy_coef = optim.scheduled_entropy_coef(settings, env_steps=progress.env_steps)
         shuffles = (minibatches.shuffled(rows, self._generator) for _ in range(settings.epochs))
-        epochs = [self._epoch(shuffled, entropy_coef, stop) for shuffled in shuffles]
+        epochs = [
+            [self._step(minibatch, entropy_coef) for minibatch in takewhile(lambda _: not stop(), shuffled)]
+            for shuffled in shuffles
+        ]
         steps = [step for epoch in epochs for step in epoch]
         measuring = [step for step in taken(steps) if len(step) > 1]  # those for which this rank had rows
         metrics = {
@@ -118,10 +121,6 @@ class PPO(ActorCriticLearner):
             target=target.flatten(),
         )
         return rows, metrics
-
-    def _epoch(self, minibatches: Iterator[Minibatch[_Rows]], entropy_coef: float, stop: Callable[[], bool]) -> list[Measured]:
-        """Train on each of the `minibatches`, until `stop`."""
-        return [self._step(minibatch, entropy_coef) for minibatch in takewhile(lambda _: not stop(), minibatches)]
 
     def _step(self, minibatch: Minibatch[_Rows], entropy_coef: float) -> Measured:
         """One gradient step, left out where it would not be finite."""

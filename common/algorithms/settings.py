@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self, TypeAlias
 
@@ -268,7 +267,7 @@ class TwinCriticSection(ReplaySection):
 
     def require_actions(self, action: ActionSpec) -> None:
         """Refuse discrete actions, and components without a range: networks and initial play are in halves of it."""
-        without = sum(not (math.isfinite(high - low) and low < high) for low, high in zip(action.low, action.high, strict=True))
+        without = action.bounded.count(False)
         if action.discrete or without:
             components = f"{without} of {len(action.low)} components without finite bounds, low < high"
             found = f"{action.n} discrete actions" if action.discrete else components

@@ -146,6 +146,11 @@ class ActionSpec:
         return math.prod(self.choices)
 
     @property
+    def bounded(self) -> tuple[bool, ...]:
+        """Return of each continuous component whether it has finite bounds, low < high."""
+        return tuple(math.isfinite(high - low) and low < high for low, high in zip(self.low, self.high, strict=True))
+
+    @property
     def origin(self) -> tuple[float, ...]:
         """Return the center of each continuous component that lacks a bound, in its own unit: 0, or 1 inside its only bound."""
         return tuple(max(low + 1, min(0.0, high - 1)) for low, high in zip(self.low, self.high, strict=True))

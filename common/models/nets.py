@@ -44,24 +44,22 @@ class ActionBounds(NamedTuple):
     @classmethod
     def of(cls, action: ActionSpec) -> Self:
         """Of continuous actions. Raises ConfigError unless each component has finite bounds, low < high."""
-        low, high = _bounds(action)
-        half_range = (high - low) / 2
-        if not (half_range.isfinite().all() and half_range.gt(0).all()):
+        if not all(action.bounded):
             raise ConfigError(
                 "actions without bounds cannot be scaled to -1 to 1",
                 found=f"low {list(action.low)}, high {list(action.high)}",
                 wanted="finite bounds, low < high in each component",
                 fix="wrap the environment in gymnasium.wrappers.RescaleAction, or give its action space bounds",
             )
-        return cls((low + half_range).float(), half_range.float())
+        return cls.where_finite(action)
 
     @classmethod
     def where_finite(cls, action: ActionSpec) -> Self:
         """Of continuous actions [A]; a component that lacks a bound keeps its own unit: center `origin`, half_range 1."""
-        low, high = _bounds(action)
+        with torch.device("cpu"):  # also where a network is only outlined
+            low, high, origin = (torch.tensor(each, dtype=torch.float64) for each in (action.low, action.high, action.origin))
+            bounded = torch.tensor(action.bounded, dtype=torch.bool)
         half_range = (high - low) / 2
-        bounded = half_range.isfinite() & half_range.gt(0)
-        origin = torch.tensor(action.origin, dtype=torch.float64, device="cpu")
         return cls(torch.where(bounded, low + half_range, origin).float(), torch.where(bounded, half_range, 1.0).float())
 
     def to(self, device: torch.device) -> Self:
@@ -75,12 +73,6 @@ class ActionBounds(NamedTuple):
     def unscale(self, action: Tensor) -> Tensor:
         """Inverse of `scale`."""
         return (action - self.center) / self.half_range
-
-
-def _bounds(action: ActionSpec) -> tuple[Tensor, Tensor]:
-    """Low and high [A] float64, on the CPU also where a network is only outlined."""
-    low, high = (torch.tensor(bounds, dtype=torch.float64, device="cpu") for bounds in (action.low, action.high))
-    return low, high
 
 
 class ActorCritic(Network):
