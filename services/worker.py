@@ -89,7 +89,9 @@ class WelcomedWorker(Generic[Run]):
         self.resources.close()
         self.health.tick(doing="builds its environments", within=BUILD_SECONDS)
         seed_generators(self.seed("environment"))  # an environment may draw from the global generators
-        return self.resources.enter_context(process.closed_after(build(self.run.env)))
+        environment = build(self.run.env)
+        self.resources.callback(process.close_environments, environment)
+        return environment
 
     @property
     def welcome(self) -> Welcome:

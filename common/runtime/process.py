@@ -9,9 +9,9 @@ import os
 import resource
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Literal, NoReturn, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -99,30 +99,16 @@ def build_limit() -> AbstractContextManager[None]:
     return _environment_limit("built and reset", BUILD_SECONDS)
 
 
-class Closable(Protocol):
-    """An object with resources, such as environments."""
+def close_environments(environments: Any) -> None:
+    """Close environments. If that hangs, the process ends with 1.
 
-    def close(self) -> None:
-        """Free them."""
-
-
-C = TypeVar("C", bound=Closable)
-
-
-@contextmanager
-def closed_after(environment: C) -> Iterator[C]:
-    """Yield environments, and close them afterwards. If that hangs, the process ends with 1.
-
-    An error of theirs is logged: raised, it would replace the error inside, or fail a process whose work is done.
+    An error of theirs is logged: raised, it would replace the one that came before, or fail a process whose work is done.
     """
-    try:
-        yield environment
-    finally:
-        with _environment_limit("closed", CLOSE_SECONDS):
-            try:
-                environment.close()
-            except Exception as error:  # noqa: BLE001  a user's environment may raise anything
-                _log.warning("environment_not_closed", error=error, consequence="what it had opened may stay open")
+    with _environment_limit("closed", CLOSE_SECONDS):
+        try:
+            environments.close()
+        except Exception as error:  # noqa: BLE001  a user's environment may raise anything
+            _log.warning("environment_not_closed", error=error, consequence="what it had opened may stay open")
 
 
 def _environment_limit(done: str, limit: Seconds) -> AbstractContextManager[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -135,7 +135,8 @@ def test_environments_that_fail_when_they_are_closed_hide_no_error(capsys):
     """Their simulator has crashed, so that neither a step nor the end of it works."""
 
     def main():
-        with process.closed_after(SimpleNamespace(close=raises(OSError("no simulator to end")))):
+        with ExitStack() as resources:
+            resources.callback(process.close_environments, SimpleNamespace(close=raises(OSError("no simulator to end"))))
             raise ConfigError("the simulator has crashed")
 
     assert process.run(main, program="rookery actor") == 2
@@ -150,7 +151,9 @@ def test_environments_that_hang_when_they_are_closed_end_the_process_with_the_er
         return nullcontext()
 
     monkeypatch.setattr(process, "time_limit", time_limit)
-    with pytest.raises(ValueError, match="crashed"), process.closed_after(SimpleNamespace(close=lambda: None)):
+    resources = ExitStack()
+    resources.callback(process.close_environments, SimpleNamespace(close=lambda: None))
+    with pytest.raises(ValueError, match="crashed"), resources:
         raise ValueError("the simulator has crashed")
     ((limit, on_limit),) = limits
     on_limit(limit)
