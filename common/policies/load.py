@@ -24,7 +24,7 @@ from common.policies.environment import OF_LEARNERS
 from common.policies.trained import TrainedPolicy, require_fit, require_heeded, with_changes
 from common.runtime import checkpoints
 from common.runtime.checkpoint_files import POLICY, BadCheckpointError, Checkpoint, read
-from common.runtime.checkpoints import BEST, STATE_SETTINGS, differing
+from common.runtime.checkpoints import BEST, STATE_SETTINGS, require_architecture
 from common.runtime.copies import fetch
 from common.runtime.run_directory import MANIFEST, RunDirectory, read_config
 from common.units import Version
@@ -88,14 +88,8 @@ def _load(
         seed=seed,
         context=WorkerContext(index=0, workers=1, num_envs=1, training=False),
     )
-    if policy.layout != saved.architecture:
-        found, wanted = differing(saved, settings.state_settings)
-        raise ResourceError(
-            f"checkpoint {folder} is of another architecture",
-            found=found or saved.architecture,
-            wanted=wanted or f"{policy.layout}, of the settings in {directory.config}",
-            fix="leave out settings that change observations, actions or the network",
-        )
+    fix = "leave out settings that change observations, actions or the network"
+    require_architecture(saved, folder, policy.layout, settings.state_settings, fix=fix)
     policy.load(saved.version, _parameters(saved, settings, spec), env_steps=saved.env_steps)
     return TrainedPolicy(
         env=spec,

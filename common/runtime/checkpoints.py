@@ -157,14 +157,8 @@ class CheckpointStore:
                 tried.append(f"{place.name}: {error}")
                 warn(f"checkpoint {place} is passed over: {error}")
                 continue
-            if checkpoint.architecture != architecture:
-                found, wanted = differing(checkpoint, state_settings)
-                raise ResourceError(
-                    f"checkpoint {place} is of another architecture",
-                    found=found or checkpoint.architecture,
-                    wanted=wanted or architecture,
-                    fix="resume with the settings of env, model and algorithm of that run, or start a new run",
-                )
+            fix = "resume with the settings of env, model and algorithm of that run, or start a new run"
+            require_architecture(checkpoint, place, architecture, state_settings, fix=fix)
             try:
                 return restore(checkpoint)
             except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:  # torch: RuntimeError
@@ -181,6 +175,16 @@ def differing(checkpoint: Checkpoint, state_settings: Mapping[str, Any]) -> tupl
     """Return the settings of a checkpoint, and those of a run, in which they differ; "" where a checkpoint has none."""
     saved = checkpoint.counters.get(STATE_SETTINGS)
     return differences(saved, state_settings) if saved and state_settings else ("", "")
+
+
+def require_architecture(
+    checkpoint: Checkpoint, place: Path, architecture: str, state_settings: Mapping[str, Any], *, fix: str
+) -> None:
+    """Raise `ResourceError` where the checkpoint at `place` is of another architecture; it names the settings that differ."""
+    if checkpoint.architecture != architecture:
+        found, wanted = differing(checkpoint, state_settings)
+        fact = f"checkpoint {place} is of another architecture"
+        raise ResourceError(fact, found=found or checkpoint.architecture, wanted=wanted or architecture, fix=fix)
 
 
 def best_places(folder: Path) -> list[Path]:
