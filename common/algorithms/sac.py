@@ -110,7 +110,7 @@ class SAC(TwinCriticLearner[nets.GaussianActor]):
 class SACPolicy(RandomStartPolicy[nets.GaussianActor]):
     """`common.algorithms.api.Policy` of SAC: draws from the actor's distribution; greedy: the median, tanh of the mean."""
 
-    _build = staticmethod(nets.build_sac_actor)
+    _actor = nets.GaussianActor
 
     def _choose(self, observation: Tensor, *, greedy: bool) -> Tensor:
         policy: TanhGaussian = self._net(observation)

@@ -96,7 +96,7 @@ class TD3(TwinCriticLearner[nets.DeterministicActor]):
 class NoisyPolicy(RandomStartPolicy[nets.DeterministicActor]):
     """`common.algorithms.api.Policy` of TD3: the actor's action and Gaussian noise; uniform until `random_env_steps`."""
 
-    _build = staticmethod(nets.build_td3_actor)
+    _actor = nets.DeterministicActor
 
     def __init__(self, *, settings: TD3Settings, **others: Any) -> None:
         """`others` as of the base."""

@@ -23,7 +23,7 @@ from common.algorithms.settings import TwinCriticSection
 from common.envs.spec import EnvSpec
 from common.errors import InternalError
 from common.models.arithmetic import CPU, autocast, to_device
-from common.models.nets import ActionBounds, Actor, ActorWithCritics, TwinCritics
+from common.models.nets import ActionBounds, Actor, ActorWithCritics, TwinCritics, build_actor
 from common.models.spec import ModelSettings, Precision
 from common.replay.blocks import STREAMS
 from common.units import EnvSteps, Version
@@ -163,6 +163,8 @@ class TwinCriticLearner(ReplayLearner, Generic[Actor]):
 class RandomStartPolicy(NetworkPolicy[Actor]):
     """Base of the policies: actions from all over the range, each as likely, until `random_env_steps` of the run."""
 
+    _actor: type[Actor]
+
     def __init__(
         self,
         *,
@@ -176,14 +178,9 @@ class RandomStartPolicy(NetworkPolicy[Actor]):
         """Build the actor; an evaluator, by `context`, never acts at random. Errors as of `TwinCriticLearner`."""
         settings.require_actions(env.action)
         self._bounds = ActionBounds.of(env.action)
-        super().__init__(self._build(model, env), precision=precision, seed=seed)
+        super().__init__(build_actor(self._actor, model, env), precision=precision, seed=seed)
         self._random_env_steps = settings.random_env_steps if context.training else 0
         self._random = self._random_env_steps > 0
-
-    @staticmethod
-    @abstractmethod
-    def _build(settings: ModelSettings, env: EnvSpec) -> Actor:
-        """Return the actor, for parameters that come with snapshots."""
 
     def load(self, version: Version, parameters: Tensor, *, env_steps: EnvSteps) -> None:
         """Take the weights of a snapshot, flat [P] float32 or bfloat16; they act from `random_env_steps` of the run on."""

@@ -290,16 +290,11 @@ def build_td3_networks(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) 
     return initialised(lambda: ActorWithCritics(DeterministicActor(settings, env), settings, env), seed=seed, orthogonal=False)
 
 
-def build_td3_actor(settings: ModelSettings, env: EnvSpec) -> DeterministicActor:
-    """The actor alone, for parameters that come from elsewhere. Errors as in `build_td3_networks`."""
-    return initialised(lambda: DeterministicActor(settings, env), seed=0, orthogonal=False)
-
-
 def build_sac_networks(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> SACNetworks:
     """As `build_td3_networks`, with a stochastic actor and a temperature."""
     return initialised(lambda: SACNetworks(settings, env), seed=seed, orthogonal=False)
 
 
-def build_sac_actor(settings: ModelSettings, env: EnvSpec) -> GaussianActor:
-    """As `build_td3_actor`."""
-    return initialised(lambda: GaussianActor(settings, env), seed=0, orthogonal=False)
+def build_actor(kind: type[Actor], settings: ModelSettings, env: EnvSpec) -> Actor:
+    """The actor of either alone, for parameters that come from elsewhere. Errors as in `build_td3_networks`."""
+    return initialised(lambda: kind(settings, env), seed=0, orthogonal=False)

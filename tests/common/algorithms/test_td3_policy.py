@@ -10,7 +10,7 @@ from common.algorithms.settings import TD3Settings
 from common.algorithms.td3 import NoisyPolicy, smoothed_action
 from common.errors import InternalError
 from common.models import snapshot
-from common.models.nets import build_td3_actor
+from common.models.nets import DeterministicActor, build_actor
 from common.models.spec import ModelSettings
 
 pytestmark = pytest.mark.pure
@@ -23,7 +23,7 @@ def build(env, *, env_steps=10_000, **settings):
     """A policy with the weights of a fresh actor, of a run that is `env_steps` far."""
     context = WorkerContext(index=0, workers=1, num_envs=4)
     policy = NoisyPolicy(settings=TD3Settings(**settings), model=MODEL, env=env, precision="fp32", seed=0, context=context)
-    policy.load(0, snapshot.to_tensor(snapshot.flatten(build_td3_actor(MODEL, env), "fp32")), env_steps=env_steps)
+    policy.load(0, snapshot.to_tensor(snapshot.flatten(build_actor(DeterministicActor, MODEL, env), "fp32")), env_steps=env_steps)
     return policy
 
 

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
-from common.models.nets import ActionBounds, build_sac_actor, build_sac_networks, build_td3_actor, build_td3_networks
+from common.models.nets import (
+    ActionBounds,
+    DeterministicActor,
+    GaussianActor,
+    build_actor,
+    build_sac_networks,
+    build_td3_networks,
+)
 from common.models.snapshot import ParameterLayout
 from common.models.spec import ModelSettings
 
@@ -141,7 +148,7 @@ def test_a_seed_fixes_the_weights_and_another_one_changes_them(build):
     assert not torch.equal(weights[0], weights[2])
 
 
-@pytest.mark.parametrize(("alone", "build"), [(build_td3_actor, build_td3_networks), (build_sac_actor, build_sac_networks)])
-def test_the_actor_alone_has_the_layout_of_the_actor_that_is_trained(alone, build):
+@pytest.mark.parametrize(("actor", "build"), [(DeterministicActor, build_td3_networks), (GaussianActor, build_sac_networks)])
+def test_the_actor_alone_has_the_layout_of_the_actor_that_is_trained(actor, build):
     """A worker builds no critics, and still takes the learner's snapshot."""
-    assert ParameterLayout.of(alone(MODEL, an_env())) == ParameterLayout.of(build(MODEL, an_env(), seed=3).actor)
+    assert ParameterLayout.of(build_actor(actor, MODEL, an_env())) == ParameterLayout.of(build(MODEL, an_env(), seed=3).actor)
