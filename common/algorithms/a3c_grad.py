@@ -2,16 +2,6 @@
 
 As in Mnih et al. 2016 (arXiv:1602.01783), but the weights are the learner's and so is the only optimizer: actors keep no
 state that training depends on. The learner averages a group of gradients in each step, in which older ones have less weight.
-
-A Gradient message has these arrays. P = parameters of the network, in the order of its snapshots, those included that are not
-trained (their gradient is 0).
-
-| array | dtype | shape | meaning |
-|---|---|---|---|
-| gradient | float32, or uint16 holding bfloat16 bits | [P] | of the mean loss over the rollout's valid env steps |
-| loss_parts | float32 | [len(LOSS_PARTS)] | the parts of that loss, by the names in `LOSS_PARTS` |
-| episode_return, episode_length | float32, int32 | [K] | raw return and env steps of the episodes that ended in the rollout |
-| episode_env | int32 | [K] | the environment of each |
 """
 
 from __future__ import annotations
@@ -90,14 +80,18 @@ class GradientPolicy(ActorCriticPolicy):
 def gradient_payload(
     *, settings: A3CGradSettings, model: ModelSettings, env: EnvSpec, length: int, num_envs: int, **_: object
 ) -> Payload:
-    """Gradients of the network that `model` and `env` describe, each of at most T = `length` by B = `num_envs` env steps."""
+    """Gradients of the network that `model` and `env` describe, each of at most T = `length` by B = `num_envs` env steps.
+
+    P are all parameters of the network, in the order of its snapshots: the gradient of those that are not trained is 0.
+    """
     size = snapshot.ParameterLayout.of(nets.outline_actor_critic(model, env)).size
     schema = (
+        # [P], of the mean loss over the rollout's valid env steps; uint16 has the bits of bfloat16.
         ArraySpec(name="gradient", dtype="float32" if settings.gradient_precision == "fp32" else "uint16", shape=(size,)),
-        ArraySpec(name="loss_parts", dtype="float32", shape=(len(LOSS_PARTS),)),
-        ArraySpec(name="episode_return", dtype="float32", shape=(-1,)),
-        ArraySpec(name="episode_length", dtype="int32", shape=(-1,)),
-        ArraySpec(name=EPISODE_ENV, dtype="int32", shape=(-1,)),
+        ArraySpec(name="loss_parts", dtype="float32", shape=(len(LOSS_PARTS),)),  # of that loss, by the names in `LOSS_PARTS`
+        ArraySpec(name="episode_return", dtype="float32", shape=(-1,)),  # [K], raw, of the episodes that ended in the rollout
+        ArraySpec(name="episode_length", dtype="int32", shape=(-1,)),  # [K] env steps of each
+        ArraySpec(name=EPISODE_ENV, dtype="int32", shape=(-1,)),  # [K], the environment of each
     )
     return Payload(
         message_type=Gradient,

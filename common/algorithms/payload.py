@@ -1,24 +1,6 @@
 """The arrays that an actor sends, and the checks that their schema cannot express.
 
-A Trajectory message has the arrays below. T = env steps per rollout, B = environments of the actor, S = frame stack, K = any
-number.
-
-| array | dtype | shape | meaning |
-|---|---|---|---|
-| obs | the environment's | [T+S, B, *frame] | images, not stacks: S-1 of context (zero where the stack seen was), then o_0..o_T |
-| start | bool | [T+1, B] | o_t is the first observation of an episode |
-| action | int64 / float32 | [T, B] / [T, B, *A] | a_t, chosen on o_t |
-| reward | float32 | [T, B] | raw, follows a_t |
-| terminated, truncated | bool | [T, B] | how the step after a_t ended the episode; terminated too: a lost life, if asked for |
-| valid | bool | [T, B] | False for a reset row (next_step autoreset) and a missing row: not an env step, never trained on |
-| final_obs | the environment's | [K, *frame] | same_step autoreset: last observation of each truncated episode |
-| final_index | int32 | [K] | t*B + b of each `final_obs` |
-| episode_return, episode_length | float32, int32 | [K] | raw return and env steps of the episodes that ended in this rollout |
-| episode_index | int32 | [K] | t*B + b of the row that each of them ended with |
-| memory | float32 | [2, B, S] | of policies with memory: its states before o_0, and after o_{T-1} |
-
-and what the algorithm records per step (its `recorded` specs), e.g. log_prob [T, B] float32. A frame of an observation of
-several arrays, such as one with an action mask, is their joined bytes (`common.envs.leaves`).
+T = env steps per rollout, B = environments of the actor, S = frame stack, K = any number.
 """
 
 from __future__ import annotations
@@ -63,27 +45,28 @@ def trajectory_payload(*, env: EnvSpec, rollout: tuple[ArraySpec, ...], **_: obj
 def trajectory_schema(
     env: EnvSpec, *, length: int, num_envs: int, recorded: Sequence[ArraySpec], state_size: int = 0
 ) -> tuple[ArraySpec, ...]:
-    """Every array of a rollout of `length` steps (T) by `num_envs` environments (B), in the order of the table above.
+    """Every array of a rollout of `length` steps (T) by `num_envs` environments (B), then those that the algorithm recorded.
 
-    `state_size` is S, 0 without memory.
+    `state_size` is 0 without memory. A frame of an observation of several arrays, such as one with an action mask, is their
+    joined bytes (`common.envs.leaves`).
     """
     steps = (length, num_envs)
     frame, frame_dtype = env.observation_shape, env.observation_dtype
     table: tuple[tuple[str, str, tuple[int, ...]], ...] = (
-        ("obs", frame_dtype, (length + env.frame_stack, num_envs, *frame)),
-        ("start", "bool", (length + 1, num_envs)),
-        ("action", env.action.dtype, (*steps, *env.action.shape)),
-        ("reward", "float32", steps),
-        ("terminated", "bool", steps),
-        ("truncated", "bool", steps),
-        ("valid", "bool", steps),
-        ("final_obs", frame_dtype, (-1, *frame)),
-        ("final_index", "int32", (-1,)),
-        ("episode_return", "float32", (-1,)),
-        ("episode_length", "int32", (-1,)),
-        (EPISODE_INDEX, "int32", (-1,)),
+        ("obs", frame_dtype, (length + env.frame_stack, num_envs, *frame)),  # images: S-1 of context, then o_0 .. o_T
+        ("start", "bool", (length + 1, num_envs)),  # o_t is the first observation of an episode
+        ("action", env.action.dtype, (*steps, *env.action.shape)),  # a_t, chosen on o_t
+        ("reward", "float32", steps),  # raw, follows a_t
+        ("terminated", "bool", steps),  # the step after a_t ended the episode by its rules; so does a lost life, if asked for
+        ("truncated", "bool", steps),  # the same, by a time limit
+        ("valid", "bool", steps),  # False for a reset row (next_step autoreset) and a missing row: no env step, never trained on
+        ("final_obs", frame_dtype, (-1, *frame)),  # [K, *frame] same_step autoreset: last observation of each truncated episode
+        ("final_index", "int32", (-1,)),  # [K] t*B + b of each `final_obs`
+        ("episode_return", "float32", (-1,)),  # [K] raw return of each episode that ended in this rollout
+        ("episode_length", "int32", (-1,)),  # [K] its env steps
+        (EPISODE_INDEX, "int32", (-1,)),  # [K] t*B + b of the row that it ended with
     )
-    if state_size:
+    if state_size:  # states of the policy's memory before o_0, and after o_{T-1}
         table = (*table, (MEMORY, "float32", (2, num_envs, state_size)))
     return (*(ArraySpec(name=name, dtype=dtype, shape=shape) for name, dtype, shape in table), *recorded)
 

@@ -1,11 +1,5 @@
 """Rows of environments: an env worker sends those of a `Transition` in an Observe, and a policy server joins them.
 
-| array | dtype | shape | meaning |
-|---|---|---|---|
-| observation | the environment's | [R, *frame] | as all in `common.envs.vector.Transition`, R rows |
-| reward | float32 | [R] | |
-| terminated, truncated, valid, start, life_lost | bool | [R] | |
-
 All environments reset in the step after an end (next_step), so the last observation of an episode is in its own row.
 """
 
@@ -27,7 +21,7 @@ FLAGS = ("terminated", "truncated", "valid", "start", "life_lost")
 
 
 def observe_schema(env: EnvSpec, *, rows: int) -> tuple[ArraySpec, ...]:
-    """Return the arrays of an Observe of `rows` environments, in the order of the table above."""
+    """Return the arrays of an Observe of `rows` environments (R), each as `common.envs.vector.Transition` has it."""
     frame, dtype = env.observation_shape, env.observation_dtype
     return (
         ArraySpec(name="observation", dtype=dtype, shape=(rows, *frame)),
