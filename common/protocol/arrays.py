@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 import reprlib
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from common.errors import DecodeError, InternalError
 from common.protocol.limits import ARRAY_BYTES, ARRAY_NAME_BYTES, ARRAY_RANK
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "bool": np.dtype("?"),

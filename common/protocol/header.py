@@ -6,15 +6,13 @@ not their sum. So values and containers are counted first, in a walk over the by
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgpack
 
 from common.errors import DecodeError, InternalError
 from common.protocol.limits import HEADER_BYTES, HEADER_CONTAINERS, HEADER_VALUES, STRING_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # The first byte of a msgpack value gives its kind; that of small ones holds their number or length too.
 _SMALL_MAP, _SMALL_LIST, _SHORT_STRING, _OTHERS, _NEGATIVE = 0x80, 0x90, 0xA0, 0xC0, 0xE0

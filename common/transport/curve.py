@@ -16,10 +16,11 @@ import os
 import re
 import stat
 import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import zmq
 from zmq.auth import load_certificate
@@ -27,9 +28,6 @@ from zmq.utils import z85
 
 from common.errors import ConfigError, HandshakeFailure, ResourceError
 from common.transport.api import Handshakes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 LEARNER: Final = "learner"
 WORKER: Final = "worker"
@@ -46,9 +44,8 @@ Key: TypeAlias = bytes
 """32 bytes in the 40 characters of Z85."""
 
 _FIX: Final = "`rookery keys DIRECTORY` makes folders of keys"
-_OF_OTHERS: Final = (
-    stat.S_IRWXO | stat.S_IWGRP
-)  # a group may read: Kubernetes mounts a secret for a user other than root that way
+_OF_OTHERS: Final = stat.S_IRWXO | stat.S_IWGRP
+"""A group may read: Kubernetes mounts a secret for a user other than root that way."""
 
 
 # -- folders of keys -----------------------------------------------------------------------------------------------------

@@ -9,20 +9,18 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import zmq
 
 from common.config.endpoint import Endpoint, parse_endpoint
 from common.errors import ConfigError, HandshakeFailure, ResourceError
+from common.protocol.events import Route
 from common.protocol.limits import SLOWEST_LINK, UNKNOWN_BYTES
+from common.transport.api import Frame, Frames
 from common.transport.curve import DOMAIN, FAILED_HANDSHAKE, ServerKeys, WorkerKeys, ZapAuthenticator
 from common.transport.zmq_socket import LINGER, MILLISECONDS, OPTIONS, ZmqSocket
-
-if TYPE_CHECKING:
-    from common.protocol.events import Route
-    from common.transport.api import Frame, Frames
-    from common.units import Seconds
+from common.units import Seconds
 
 RECONNECT_SECONDS: Final = 1.0
 """Delay after which a worker reconnects when its handshake failed."""

@@ -11,20 +11,16 @@ import contextlib
 import math
 import socket
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import zmq
 
 from common.errors import HandshakeFailure
 from common.protocol.limits import ARRAY_BYTES, ARRAYS
-from common.transport.api import Handshakes
+from common.transport.api import Frame, Handshakes
 from common.transport.curve import HandshakeMonitor, ZapAuthenticator
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from common.transport.api import Frame
-    from common.units import Seconds
+from common.units import Seconds
 
 LINGER: Final = 2.0
 """Seconds that `close` spends at most on what was handed over: a Goodbye or a last Credit, not a backlog."""
