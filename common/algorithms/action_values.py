@@ -6,7 +6,7 @@ Axes: N transitions, n actions, B environments.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from common.algorithms.losses import require_vectors
 from common.algorithms.sections import ActionValueSection
 from common.envs.spec import EnvSpec
 from common.models import nets
-from common.models.spec import ModelSettings, Precision
+from common.models.spec import ModelSettings
 from common.units import EnvSteps, Version
 
 
@@ -54,17 +54,11 @@ class EpsilonGreedyPolicy(NetworkPolicy[nets.QNetwork]):
     """`common.algorithms.api.Policy` of action values: the best action, or with probability epsilon any allowed one."""
 
     def __init__(
-        self,
-        *,
-        settings: ActionValueSection,
-        model: ModelSettings,
-        env: EnvSpec,
-        precision: Precision,
-        seed: int,
-        context: WorkerContext,
+        self, *, settings: ActionValueSection, model: ModelSettings, env: EnvSpec, context: WorkerContext, **others: Any
     ) -> None:
+        """`others`, `precision` and `seed`, as of the base."""
         net = nets.build_q_network(model, env, dueling=settings.dueling)
-        super().__init__(net, precision=precision, seed=seed, state_size=model.state_size)
+        super().__init__(net, state_size=model.state_size, **others)
         self._settings, self._training = settings, context.training
         self.epsilon = annealed_epsilon(0, settings) if context.training else settings.epsilon
 

@@ -24,7 +24,7 @@ from common.envs.spec import EnvSpec
 from common.errors import InternalError
 from common.models.arithmetic import CPU, autocast, to_device
 from common.models.nets import ActionBounds, Actor, ActorWithCritics, TwinCritics, build_actor
-from common.models.spec import ModelSettings, Precision
+from common.models.spec import ModelSettings
 from common.replay.blocks import STREAMS
 from common.units import EnvSteps, Version
 
@@ -166,19 +166,15 @@ class RandomStartPolicy(NetworkPolicy[Actor]):
     _actor: type[Actor]
 
     def __init__(
-        self,
-        *,
-        settings: TwinCriticSection,
-        model: ModelSettings,
-        env: EnvSpec,
-        precision: Precision,
-        seed: int,
-        context: WorkerContext,
+        self, *, settings: TwinCriticSection, model: ModelSettings, env: EnvSpec, context: WorkerContext, **others: Any
     ) -> None:
-        """Build the actor; an evaluator, by `context`, never acts at random. Errors as of `TwinCriticLearner`."""
+        """Build the actor; an evaluator, by `context`, never acts at random. `others`, `precision` and `seed`, as of the base.
+
+        Errors as of `TwinCriticLearner`.
+        """
         settings.require_actions(env.action)
         self._bounds = ActionBounds.of(env.action)
-        super().__init__(build_actor(self._actor, model, env), precision=precision, seed=seed)
+        super().__init__(build_actor(self._actor, model, env), **others)
         self._random_env_steps = settings.random_env_steps if context.training else 0
         self._random = self._random_env_steps > 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from common.errors import DropReason
 from common.protocol.accounting import Accounting
@@ -137,18 +137,14 @@ Number = Annotated[int, Field(ge=0, strict=True)]
 Incarnation = Annotated[int, Field(ge=-1, strict=True)]
 
 
-class _Form(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class _Account(_Form):
+class _Account(BaseModel):
     produced: Number
     received: Number
     lost: Number
     dropped_by_worker: dict[str, Number]
 
 
-class _Worker(_Form):
+class _Worker(BaseModel):
     name: str
     incarnation: Number
     role: str
@@ -161,20 +157,20 @@ class _Worker(_Form):
     account: _Account
 
 
-class _Registry(_Form):
+class _Registry(BaseModel):
     workers: list[_Worker]
     generations: list[tuple[str, Number, Number]]
     forgotten: Incarnation
     named: Incarnation
 
 
-class _Ledger(_Form):
+class _Ledger(BaseModel):
     produced: Number
     trained: Number
     dropped: dict[str, Number]
 
 
-class _Session(_Form):
+class _Session(BaseModel):
     ledger: _Ledger
     registry: _Registry
 
