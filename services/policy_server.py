@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from common.config.run_config import EnvRunConfig, RunConfig
+from common.envs.leaves import Array
 from common.envs.remote import RowJoiner, check_observe, observe_schema
 from common.envs.spec import EnvSpec
 from common.envs.trial import spec_of
-from common.envs.vector import Array, Transition
+from common.envs.vector import Transition
 from common.errors import ConfigError, ProtocolError, ProtocolVersionError
 from common.observability import logs
 from common.observability.env_metrics import POLICY_SERVER_METRICS, PolicyServerStats

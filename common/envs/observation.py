@@ -15,12 +15,11 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
-from common.envs.leaves import components_allowed, join, joined_dtype
+from common.envs.leaves import Array, components_allowed, join, joined_dtype
 from common.envs.spaces import DescribedLeaf, describe_observation, leaf_spaces
 from common.envs.spec import ACTION_MASK, LEAST_ROWS, ONE_ARRAY, ActionSpec, EnvSettings, Leaf
 from common.errors import ConfigError
 
-Array: TypeAlias = NDArray[Any]
 AnyVectorEnv: TypeAlias = VectorEnv[Any, Any, Any]
 
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.envs.leaves import action_mask, check_observations, components_allowed
+from common.envs.leaves import Array, action_mask, check_observations, components_allowed
 from common.envs.spec import EnvSpec
-from common.envs.vector import Array, Transition
+from common.envs.vector import Transition
 from common.errors import DropReason, ProtocolError
 from common.protocol.env_side import SlotRows
 from common.protocol.env_slots import Ended

@@ -11,12 +11,12 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
 
-from common.envs.leaves import action_mask, random_allowed, split
+from common.envs.leaves import Array, action_mask, random_allowed, split
 from common.envs.make import build
 from common.envs.spaces import require_integers
 from common.envs.spec import EnvSettings, EnvSpec
 from common.envs.state import seed_generators
-from common.envs.vector import Array, VectorEnvironment
+from common.envs.vector import VectorEnvironment
 from common.errors import ConfigError, RookeryError
 from common.units import Seconds
 

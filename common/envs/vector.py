@@ -12,7 +12,7 @@ Observations of several arrays, an action mask among them, are joined to one arr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from ale_py.vector_env import AtariVectorEnv
@@ -22,12 +22,11 @@ from numpy.typing import NDArray
 
 from common.envs import state
 from common.envs.agents import STARTS, AgentRows, as_bools
+from common.envs.leaves import Array
 from common.envs.observation import AnyVectorEnv, ObservationReader
 from common.envs.spaces import describe_action
 from common.envs.spec import ACTION_MASK, EnvSettings, EnvSpec
 from common.errors import ConfigError
-
-Array: TypeAlias = NDArray[Any]
 
 SEEDS = 2**31  # ale-py takes no larger seed
 

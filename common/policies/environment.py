@@ -7,23 +7,20 @@ that all frames of an env step are seen in colour and full size, while the first
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Space
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
-from numpy.typing import NDArray
 
-from common.envs.leaves import inputs_of
+from common.envs.leaves import Array, inputs_of
 from common.envs.make import PICTURE, build, make_atari
 from common.envs.spec import EnvSettings, EnvSpec, Leaf
 from common.envs.stacking import FrameStacker
 from common.envs.vector import SEEDS
 from common.errors import ConfigError, ResourceError
-
-Array: TypeAlias = NDArray[Any]
 
 PICTURES = "rgb_array_list"  # gymnasium's render mode: all pictures since the last call of `render`
 OF_LEARNERS = ("normalize_reward", "terminate_on_life_loss")  # settings without effect on the episodes of a policy

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from common.algorithms.api import HasRandomState, NetworkPolicy, Policy
 from common.algorithms.registry import build_payload, rollout_schema
 from common.config.run_config import RunConfig
+from common.envs.leaves import Array
 from common.envs.spec import EnvSpec
 from common.envs.state import StateError
 from common.envs.trial import random_actions
-from common.envs.vector import Array, Transition, VectorEnvironment
+from common.envs.vector import Transition, VectorEnvironment
 from common.errors import DecodeError
 from common.observability import logs
 from common.protocol.limits import FREE_LENGTH
