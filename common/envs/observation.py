@@ -16,7 +16,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
 from common.envs.leaves import Array, components_allowed, join, joined_dtype
-from common.envs.spaces import DescribedLeaf, describe_observation, leaf_spaces
+from common.envs.spaces import DescribedLeaf, describe_observation, leaf_spaces, outside_space
 from common.envs.spec import ACTION_MASK, LEAST_ROWS, ONE_ARRAY, ActionSpec, EnvSettings, Leaf
 from common.errors import ConfigError
 
@@ -120,16 +120,12 @@ class ObservationReader:
     def _cast(self, each: DescribedLeaf, batch: Any, rows: int) -> Array:
         array = np.asarray(reduce(getitem, each.keys, batch))
         if array.shape != (wanted := (rows, *each.shape)):  # a cast would make rows of any numbers
-            raise self._outside(each.leaf, f"shape {array.shape}", wanted=f"shape {wanted}")
+            raise outside_space(self._name, each.leaf.path, f"shape {array.shape}", wanted=f"shape {wanted}")
         if each.leaf.dtype == "uint8" and array.dtype != np.uint8:  # the learner would have other bytes than the actor acted on
-            raise self._outside(each.leaf, f"dtype {array.dtype}", wanted="dtype uint8")
+            raise outside_space(self._name, each.leaf.path, f"dtype {array.dtype}", wanted="dtype uint8")
         if each.leaf.choices and array.dtype.kind not in "biu":
-            raise self._outside(each.leaf, f"dtype {array.dtype}", wanted="integers")
+            raise outside_space(self._name, each.leaf.path, f"dtype {array.dtype}", wanted="integers")
         return each.cast(array)
-
-    def _outside(self, leaf: Leaf, found: str, *, wanted: str) -> ConfigError:
-        fact = f"{self._name} returns observations outside its observation space"
-        return ConfigError(fact, found=f"{leaf.path} {found}".strip(), wanted=wanted, fix="correct the environment")
 
     def _of_lists(self, masks: Array) -> Array:
         """Return the masks [B, N] that single environments gave as lists; that of an environment without one forbids all."""

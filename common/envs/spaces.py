@@ -73,8 +73,13 @@ def require_integers(name: str, space: Space[Any], observations: Iterable[Any]) 
         for seen in observations if inner.dtype is not None and inner.dtype.kind in "iu" else ():
             array = np.asarray(reduce(getitem, keys, seen))
             if array.dtype.kind in "iu" and (beyond := array != array.astype(inner.dtype)).any():
-                fact, found = f"{name} returns observations outside its observation space", f"{path} {array[beyond][0]}".strip()
-                raise ConfigError(fact, found=found, wanted=f"integers of {inner.dtype}", fix="correct the environment")
+                raise outside_space(name, path, array[beyond][0], wanted=f"integers of {inner.dtype}")
+
+
+def outside_space(name: str, path: str, found: object, *, wanted: str) -> ConfigError:
+    """Return the error for observations of an environment that differ from its space at `path`."""
+    fact = f"{name} returns observations outside its observation space"
+    return ConfigError(fact, found=f"{path} {found}".strip(), wanted=wanted, fix="correct the environment")
 
 
 def _lies_in(path: str, chosen: Sequence[str]) -> bool:

@@ -13,7 +13,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from common.envs.leaves import Array, action_mask, random_allowed, split
 from common.envs.make import build
-from common.envs.spaces import require_integers
+from common.envs.spaces import outside_space, require_integers
 from common.envs.spec import EnvSettings, EnvSpec
 from common.envs.state import seed_generators
 from common.envs.vector import VectorEnvironment
@@ -99,9 +99,7 @@ def _require_observation(observation: Array, spec: EnvSpec, settings: EnvSetting
     for path, values, choices in split(spec, observation):
         _require_finite(values, f"observations {path}".strip(), settings)
         if choices and not ((values >= 0) & (values < choices)).all():
-            fact = f"{settings.name} returns observations outside its observation space"
-            found = f"{path} {values[0].tolist()}".strip()
-            raise ConfigError(fact, found=found, wanted=f"0 to below {choices}", fix="correct the environment")
+            raise outside_space(settings.name, path, values[0].tolist(), wanted=f"0 to below {choices}")
 
 
 def _require_finite(values: Array, what: str, settings: EnvSettings) -> None:

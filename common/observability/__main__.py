@@ -131,12 +131,9 @@ def _checks() -> str:
 
 
 def _alert(check: Check) -> str:
-    return f"{check.severity}, {_after(check)}" if check.promql else ""
-
-
-def _after(check: Check) -> str:
     minutes = check.lasting.removesuffix("m")
-    return "at once" if minutes == "0" else f"after {minutes} minute{'s' if minutes != '1' else ''}"
+    after = "at once" if minutes == "0" else f"after {minutes} minute{'s' if minutes != '1' else ''}"
+    return f"{check.severity}, {after}" if check.promql else ""
 
 
 def _thresholds() -> str:
