@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from common.errors import InternalError, ResourceError
 from common.protocol.plain import restored
 from common.replay.blocks import Segment
-from common.runtime.disk import DISK, Disk
+from common.runtime.disk import DISK, PARTIAL, Disk
 from common.runtime.run_directory import MANIFEST, SEGMENTS, TENSORS
 from common.units import EnvSteps, Seconds, Version
 
@@ -249,7 +249,7 @@ class SegmentFiles:
         for part in segment.parts:
             digest.update(part)
         name = digest.hexdigest()[:32]
-        partial = self._folder / f".partial-{name}"
+        partial = self._folder / f"{PARTIAL}{name}"
         disk.write(partial, *segment.parts)
         disk.fsync(partial)
         disk.rename(partial, self._folder / name)

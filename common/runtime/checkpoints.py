@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from common.config.layers import differences
 from common.errors import ResourceError
 from common.runtime.checkpoint_files import BadCheckpointError, Checkpoint, SegmentFile, SegmentFiles, encode, read, segment_names
-from common.runtime.disk import DISK, Disk
+from common.runtime.disk import DISK, PARTIAL, Disk
 from common.units import Version
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class CheckpointStore:
             ) from error
 
     def _write(self, checkpoint: Checkpoint, files: Sequence[SegmentFile], place: Path) -> None:
-        partial, disk = self.folder / f".partial-{place.name}", self.disk
+        partial, disk = self.folder / f"{PARTIAL}{place.name}", self.disk
         content = encode(checkpoint, list(files), time.time())
         partial.mkdir()
         for name, data in content.items():
@@ -240,7 +240,7 @@ def _aside(place: Path) -> Path:
 
 
 def _discard(place: Path, disk: Disk) -> None:
-    gone = place.with_name(f".partial-gone-{place.name.lstrip('.')}")
+    gone = place.with_name(f"{PARTIAL}gone-{place.name.lstrip('.')}")
     disk.rename(place, gone)
     disk.remove_tree(gone)
 
@@ -256,7 +256,7 @@ def _prune(folder: Path, *, newest: Version, keep: int, disk: Disk) -> None:
 def _sweep(folder: Path, disk: Disk) -> None:
     """Remove the parts that a killed or failed save left, and restore a checkpoint that was moved aside in vain."""
     for path in _listed(folder):
-        if path.name.startswith(".partial-"):
+        if path.name.startswith(PARTIAL):
             disk.remove_tree(path)
         elif path.name.startswith(".replaced-"):
             name = path.name.removeprefix(".replaced-")

@@ -43,7 +43,7 @@ class Disk:
 
 
 DISK = Disk()
-PARTIAL = ".partial-"  # begins the name of a file that `write_atomically` has not completed
+PARTIAL = ".partial-"  # begins the name of a file or directory that is not complete
 
 
 def write_atomically(path: Path, data: bytes, *, disk: Disk = DISK) -> None:

@@ -309,7 +309,7 @@ class RunStore:
     def _download_segment(self, name: str, folder: Path) -> None:
         """Download a segment; a name is given to one content, and a file that a lost connection cut short is replaced."""
         folder.mkdir(exist_ok=True)
-        partial = folder / f".partial-{name}"
+        partial = folder / f"{PARTIAL}{name}"
         if not (folder / name).exists():
             self._fs.get_file(self._path(f"checkpoints/{SEGMENTS}/{name}"), str(partial))
             partial.rename(folder / name)
