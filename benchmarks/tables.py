@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from benchmarks.learning import RESULTS, ROWS, SEEDS, Row, ended, fingerprint, keep, kept, machines, not_run, older_policy, tree
 from common.algorithms.sections import ReplaySection
-from common.config.layers import leaves
+from common.config.layers import dotted
 from common.config.load import load_settings
 from common.errors import ConfigError, RookeryError
 from common.runtime.run_directory import RunDirectory
@@ -176,8 +176,8 @@ class Job(NamedTuple):
     def require_same_settings(self, path: Path) -> None:
         """Raise `ConfigError` where the run in `path` has other settings than it would begin with today."""
         settings = load_settings(preset=self.comparison.preset, overrides=self.overrides, environ={}).settings
-        values = {".".join(key): value for key, value in leaves(settings.model_dump(mode="json"))}
-        wanted = compared_settings(RunData(path=path, settings=values, curve=[], summary={}, command=""))
+        run = RunData(path=path, settings=dotted(settings.model_dump(mode="json")), curve=[], summary={}, command="")
+        wanted = compared_settings(run)
         found = compared_settings(read_run(path))
         if differ := [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]:
             raise ConfigError(

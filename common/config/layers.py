@@ -101,9 +101,14 @@ def leaves(tree: Mapping[str, Any], prefix: Path = ()) -> Iterator[tuple[Path, A
             yield (*prefix, key), value
 
 
+def dotted(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the leaves of a tree by dotted key."""
+    return {".".join(path): value for path, value in leaves(tree)}
+
+
 def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[str, str]:
     """Return the leaves in which two trees differ, as each has them; of an algorithm with another name this alone."""
-    one, other = ({".".join(path): value for path, value in leaves(tree)} for tree in (found, wanted))
+    one, other = dotted(found), dotted(wanted)
     keys = [key for key in {**one, **other} if key not in one or key not in other or one[key] != other[key]]
     if "algorithm.name" in keys:
         keys = [key for key in keys if key == "algorithm.name" or not key.startswith("algorithm.")]

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from common import conditions, extensions
 from common.conditions import COMMAND_LINE, DEFAULT
 from common.config.errors import config_error, joined, schema_at, settings_class, variants_with
-from common.config.layers import Layer, Tree, comparable, leaves, merge_layers, nest, parse_yaml, source_of
+from common.config.layers import Layer, Tree, comparable, dotted, leaves, merge_layers, nest, parse_yaml, source_of
 from common.config.schema import Settings
 from common.config.sections import as_run_name
 from common.errors import ConfigError
@@ -273,7 +273,7 @@ def _set_by(text: str) -> Tree:
         values = override_layer(text).values
     except ConfigError:  # several values of a series, such as [64],[32]
         return {key: text}
-    return {key: values} | {".".join(path): value for path, value in leaves(values)}
+    return {key: values} | dotted(values)
 
 
 def _environment_layers(environ: Mapping[str, str]) -> Iterator[Layer]:

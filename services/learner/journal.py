@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common.config.layers import leaves
+from common.config.layers import dotted
 from common.config.schema import Settings
 from common.observability import logs
 from common.runtime.disk import write_atomically
@@ -278,7 +278,7 @@ def _env_steps(row: str) -> float:
 
 def tracked_run(settings: Settings, *, run_id: str, folder: Path) -> TrackedRun:
     """Return what trackers get of a run. Settings that are empty are left out."""
-    named = {".".join(path): value for path, value in leaves(settings.model_dump(mode="json"))}
+    named = dotted(settings.model_dump(mode="json"))
     filled = {key: value for key, value in named.items() if value not in (None, "", [], {})}
     known = {key: value if isinstance(value, str | int | float) else json.dumps(value) for key, value in filled.items()}
     return TrackedRun(

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from common.config.endpoint import Endpoint, parse_endpoint
-from common.config.layers import leaves
+from common.config.layers import dotted
 from common.config.load import with_chosen
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError, InternalError, ResourceError
@@ -101,7 +101,7 @@ def check_address(master: Endpoint, *, insecure: bool) -> None:
 
 
 def _facts(invocation: Invocation) -> dict[str, Any]:
-    settings = {".".join(path): value for path, value in leaves(invocation.settings.model_dump(mode="json"))}
+    settings = dotted(invocation.settings.model_dump(mode="json"))
     versions = {"the version of rookery": version("rookery"), "the version of torch": torch.__version__}
     return versions | {name: value for name, value in settings.items() if name not in OF_ONE_RANK}
 

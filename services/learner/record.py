@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.config.layers import leaves
+from common.config.layers import dotted
 from common.config.schema import Settings
 from common.errors import ConfigError
 from common.observability.learner_stats import IntakeStats, Progress
@@ -384,7 +384,7 @@ def deciding_settings(settings: Settings) -> dict[str, Any]:
         "actor": {name: values["actor"][name] for name in ("count", "precision")},
         "target": {"env_steps": values["target"]["env_steps"]},  # schedules run over it
     }
-    return {".".join(path): value for path, value in leaves(chosen)}
+    return dotted(chosen)
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from common.config.layers import comparable, leaves
+from common.config.layers import comparable, dotted
 from common.config.schema import Settings
 from common.config.sections import TargetSettings
 from common.errors import ConfigError
@@ -142,8 +142,7 @@ def read_run(path: Path) -> RunData:
         command = _text(directory.command).strip()
         if not isinstance(summary, dict) or not isinstance(changed, list):
             raise TypeError("no mapping")  # noqa: TRY301  one error for all faults of these files
-        settings = {".".join(key): value for key, value in leaves(values)}
-        run = RunData(path=path, settings=settings, curve=curve, summary=summary, command=command, settings_changed=changed)
+        run = RunData(path=path, settings=dotted(values), curve=curve, summary=summary, command=command, settings_changed=changed)
         _require_numbers(run)
         further = max((float(row.get("env_steps") or 0) for row in curve), default=0.0) > summary.get("env_steps", 0)
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
@@ -193,8 +192,7 @@ def compared_settings(run: RunData) -> dict[str, Any]:
 @cache
 def _defaults() -> Mapping[str, Any]:
     """Return the default of every setting outside the section `algorithm`, which has other keys for each algorithm."""
-    values = Settings().model_dump(mode="json", exclude={"algorithm"})
-    return {".".join(key): value for key, value in leaves(values)}
+    return dotted(Settings().model_dump(mode="json", exclude={"algorithm"}))
 
 
 def is_own(key: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from common.conditions import COMMAND_LINE, DEFAULT
-from common.config.layers import differences, leaves
+from common.config.layers import differences, dotted
 from common.config.load import LoadedSettings, load_settings
 from common.config.schema import Settings
 from common.config.sections import as_run_name
@@ -192,7 +192,7 @@ def effective_settings(runs: Iterable[LoadedSettings], *, apart: Collection[str]
     """
     found: list[dict[str, Any]] = []
     for loaded in runs:
-        values = {".".join(path): value for path, value in leaves(loaded.settings.model_dump(mode="json"))}
+        values = dotted(loaded.settings.model_dump(mode="json"))
         kept = {key: value for key, value in values.items() if not (is_own(key) or _is_apart(key, apart))}
         if kept not in found:
             found.append(kept)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.algorithms.sections import ReplaySection
-from common.config.layers import leaves, parse_yaml
+from common.config.layers import dotted, parse_yaml
 from common.config.schema import Settings
 from common.errors import ConfigError
 from common.runtime import manifests
@@ -48,9 +48,10 @@ def describe_resume(config: bytes, settings: Settings) -> str:
 
 def _changes(there: Any, here: dict[str, Any]) -> Iterator[str]:
     """Yield each setting of the compared sections that differs; of the algorithm only its name."""
-    before, now = (dict(leaves({name: tree.get(name, {}) for name in COMPARED})) for tree in (there, here))
-    for found, tree in ((before, there), (now, here)):
-        found["algorithm", "name"] = tree["algorithm"]["name"]
-    for key in dict.fromkeys((*before, *now)):
+    before, now = (
+        dotted({name: tree.get(name, {}) for name in COMPARED}) | {"algorithm.name": tree["algorithm"]["name"]}
+        for tree in (there, here)
+    )
+    for key in before | now:
         if before.get(key) != now.get(key):
-            yield f"{'.'.join(key)} {before.get(key)}, here {now.get(key)}"
+            yield f"{key} {before.get(key)}, here {now.get(key)}"
