@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Literal, Self, TextIO
+from typing import IO, Literal, Self, TextIO, TypeAlias
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -40,27 +39,6 @@ class ViewFrame:
     run_dir: str
     status: RunStatus
     answered: bool = True  # whether the learner has: before that only phase and time of the status are known
-
-
-class View(AbstractContextManager["View"]):
-    """Shows view frames. A context manager, which restores the terminal."""
-
-    period: Seconds  # between two refreshes
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    @abstractmethod
-    def show(self, frame: ViewFrame) -> None:
-        """Show the current state of the run."""
-
-    @abstractmethod
-    def print_message(self, text: str) -> None:
-        """Show one message, which stays visible."""
-
-    @abstractmethod
-    def print_result(self, lines: Iterable[str], facts: Mapping[str, object]) -> None:
-        """Show the end of the run: `lines` for people, or `facts` as one event for programs."""
 
 
 def clock(seconds: Seconds) -> str:
@@ -227,7 +205,7 @@ def status_fields(frame: ViewFrame) -> dict[str, object]:
     return frame.status.model_dump(mode="json")
 
 
-class LiveView(View):
+class LiveView:
     """A panel that is redrawn in place, and removed at the end: the result follows, and is newer than the last status."""
 
     period = LIVE_PERIOD
@@ -264,13 +242,19 @@ class LiveView(View):
         return outlived(self._console.file, end=self._live.stop)  # until then `Live` prints stderr on the terminal that failed
 
 
-class LineView(View):
+class LineView:
     """One line per frame, plain or JSON; a JSON line has the time (UTC) and the id of the run."""
 
     period = LINE_PERIOD
 
     def __init__(self, stream: TextIO, *, style: Literal["plain", "json"], run_id: str = "") -> None:
         self._stream, self._style, self._run_id = stream, style, run_id
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: a stream has no state to restore."""
 
     def show(self, frame: ViewFrame) -> None:
         """Write one line."""
@@ -313,6 +297,9 @@ def discard(stream: IO[str]) -> None:
     """Let `stream` write nowhere from now on; else each later flush of the buffered text would fail, that at exit included."""
     with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
+
+
+View: TypeAlias = LiveView | LineView
 
 
 def make_view(stream: TextIO, log_format: Literal["auto", "plain", "json"], *, run_id: str = "") -> View:
