@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -59,7 +60,8 @@ class Journal:
         self._resumes: Sequence[Mapping[str, Any]] = ()  # of settings_changed.json
         self._unwritten = 0  # rows and points
         self._open_at: Seconds = -math.inf
-        self._interval = _IntervalScalars()
+        self._averaged: defaultdict[str, list[float]] = defaultdict(list)  # values since the newest point, by scalar
+        self._newest: dict[str, float] = {}  # the same, of scalars whose last value is recorded
         self._scalars_at: Seconds = -math.inf
         self._collected = env_steps  # of the newest update in the interval
         self._write(env_steps, lambda _: None)
@@ -79,10 +81,10 @@ class Journal:
         The point of `episode/return` is the mean over all episodes that ended in that time, of which `returns` has those
         of this update. Values that are not finite are left out.
         """
-        self._interval.average(means)
-        self._interval.replace(newest)
-        for value in returns:
-            self._interval.average({"episode/return": value})
+        for name, value in (*means.items(), *(("episode/return", value) for value in returns)):
+            if math.isfinite(value):
+                self._averaged[name].append(value)
+        self._newest |= {name: float(value) for name, value in newest.items() if math.isfinite(value)}
         self._collected = env_steps
         if self._clock() - self._scalars_at >= SCALARS_SECONDS:
             self._write_interval()
@@ -143,9 +145,11 @@ class Journal:
         return [*files, *(tracker.lost for tracker in self._trackers if tracker.lost)]
 
     def _write_interval(self) -> None:
-        self._scalars_at, env_steps = self._clock(), self._collected
-        if values := self._interval.take():
-            self._add_point(env_steps, values)
+        self._scalars_at = self._clock()
+        if values := {name: sum(found) / len(found) for name, found in self._averaged.items()} | self._newest:
+            self._averaged.clear()
+            self._newest = {}
+            self._add_point(self._collected, values)
 
     def _add_point(self, env_steps: EnvSteps, values: Mapping[str, float]) -> None:
         point = Point(env_steps=env_steps, unix_seconds=time.time(), values=values)
@@ -189,30 +193,6 @@ class Journal:
         if not self._losing:
             self._losing = True
             _log.warning("results_lost", error=error, consequence="the run goes on; its curve and events have holes")
-
-
-class _IntervalScalars:
-    """The scalars between two points: one point per name, however many updates the interval has."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, tuple[float, int]] = {}  # sum and number of the values that are averaged
-        self._newest: dict[str, float] = {}
-
-    def average(self, values: Mapping[str, float]) -> None:
-        """Add values that are averaged over the interval; one that is not finite is left out of its mean."""
-        for name, value in values.items():
-            if math.isfinite(value):
-                total, count = self._sums.get(name, (0.0, 0))
-                self._sums[name] = total + value, count + 1
-
-    def replace(self, values: Mapping[str, float]) -> None:
-        """Set values of which the newest of the interval is recorded, such as means over a window of their own."""
-        self._newest |= {name: float(value) for name, value in values.items() if math.isfinite(value)}
-
-    def take(self) -> dict[str, float]:
-        points = {name: total / count for name, (total, count) in self._sums.items()} | self._newest
-        self._sums, self._newest = {}, {}
-        return points
 
 
 class _Files:
