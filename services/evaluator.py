@@ -105,31 +105,32 @@ class EvaluatorLoop:
         self.stats.version, self.stats.playing = -1, 0  # an earlier loop of this process had another policy
         self.link.request_snapshot(after=-1)  # at once: a policy that does not fit ends the process before an evaluation is due
         next_at = self.clock() + self.every_seconds
-        while not self.stopping() and self.link.drain is None:
-            self._wait(next_at)
-            if self.stopping() or self.link.drain is not None:
-                break
+        while self._wait(next_at):
             next_at = self.clock() + self.every_seconds
             for mode in MODES:
-                self._evaluate(mode, keep_going=lambda: not self.stopping() and self.link.drain is None)
+                self._evaluate(mode, keep_going=self._goes_on)
         reason = self._finish()
         self.stats.phases.stop()
         return reason
 
-    def _wait(self, until: Seconds) -> None:
-        """Stay in touch with the learner until it is time to play, and a policy that was not played yet has arrived."""
+    def _goes_on(self) -> bool:
+        return not self.stopping() and self.link.drain is None
+
+    def _wait(self, until: Seconds) -> bool:
+        """Wait until it is time to play, and a policy to play has arrived; return False where the run ends first."""
         self.stats.phases.enter("idle")
         requested = False
-        while not self.stopping() and self.link.drain is None:
+        while self._goes_on():
             if not requested and self.clock() >= until:
                 requested = True
                 played = (self.stats.version, MODES[-1]) in self._played
                 self.link.request_snapshot(after=self.stats.version if played else -1)
             if self._load_newest() and requested:
-                return
+                return True
             self.alive()
             self.link.service(WAIT_SECONDS)
             self._report()
+        return False
 
     def _load_newest(self) -> bool:
         self.stats.phases.enter("snapshot")
