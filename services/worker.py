@@ -16,7 +16,6 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.metadata import version
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -47,12 +46,6 @@ from common.transport.zmq import ZmqWorker
 from common.units import Seconds
 from services.allowed_code import read_run
 
-DESCRIPTIONS = {
-    "actor": "Step environments with the learner's newest policy and send experience.",
-    "policy-server": "Act with the learner's newest policy for the environments of env workers, and send experience.",
-    "env-worker": "Step environments for a policy server. Needs no torch.",
-    "evaluator": "Play whole episodes with the newest policy and report the returns.",
-}
 WAIT_SECONDS: Seconds = 0.1
 FIRST_WARNING_SECONDS: Seconds = 3.0  # before the first warning that no learner has answered
 WARN_SECONDS: Seconds = 10.0  # between two of them
@@ -113,14 +106,14 @@ class WelcomedWorker(Generic[Run]):
         return derive_seed(seed, purpose, role=self.role, index=welcome.index, generation=welcome.generation)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Service:
     """One kind of worker: its name on the command line, and its role towards its server, which also names its settings."""
 
     name: str
     role: str
     niceness: int  # more than its parent's
-    wait_limit: Callable[[Settings], Seconds | None] = lambda _: None  # without an answer of the server; None: never
+    task: str  # in its --help
 
     @property
     def server(self) -> str:
@@ -137,15 +130,11 @@ SERVICES = {
     service.name: service
     for service in (
         # The learner goes first where they share a machine: it is one process, and all wait for its next policy.
-        Service(name="actor", role="actor", niceness=5),
-        Service(
-            name="policy-server",
-            role="actor",
-            niceness=5,
-            wait_limit=lambda settings: settings.policy_server.learner_seconds,
-        ),
-        Service(name="env-worker", role=ENV_WORKER, niceness=5),
-        Service(name="evaluator", role="evaluator", niceness=10),  # training does not wait for a score: all others go first
+        Service("actor", "actor", 5, "Step environments with the learner's newest policy and send experience."),
+        Service("policy-server", "actor", 5, "Act with the newest policy for environments of env workers, and send experience."),
+        Service("env-worker", ENV_WORKER, 5, "Step environments for a policy server. Needs no torch."),
+        # Training does not wait for a score: all others go first.
+        Service("evaluator", "evaluator", 10, "Play whole episodes with the newest policy and report the returns."),
     )
 }
 
@@ -184,7 +173,7 @@ def parse(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> Invocat
     role, title, section = SERVICES[name].role, SERVICES[name].server, SERVICES[name].server_key
     option, port = f"--{title.replace(' ', '-')}", 5800 if role == ENV_WORKER else 5700
     required = " --workers 2" if name == "policy-server" else ""
-    parser = arguments.service_parser(name, DESCRIPTIONS[name], f"rookery {name} {option} tcp://127.0.0.1:{port}{required}")
+    parser = arguments.service_parser(name, SERVICES[name].task, f"rookery {name} {option} tcp://127.0.0.1:{port}{required}")
     parser.add_argument(option, metavar="tcp://HOST:PORT", help=f"address of the {title} ({role}.{section})")
     parser.add_argument("--keys", metavar="DIR", help=f"folder of keys, where the {title} requires them ({role}.keys)")
     parser.add_argument("--insecure", action="store_true", help=f"join another machine's {title} without keys ({role}.insecure)")
@@ -237,7 +226,7 @@ def _require_own(name: str, overrides: Iterable[str]) -> None:
             raise ConfigError(fact, found=f"{value} (command line)", wanted=wanted, fix=fix)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Root:
     """One worker process, from its connection to its end."""
 
@@ -249,50 +238,54 @@ class _Root:
     shutdown: Shutdown = field(default_factory=Shutdown)
     resources: ExitStack = field(default_factory=ExitStack)  # of the loop
 
+    def __post_init__(self) -> None:
+        service = self.service
+        self._own: ConnectedSettings = getattr(self.invocation.settings, service.role)
+        self._name = self._own.name or f"{service.name}-{socket.gethostname()}-{os.getpid()}"
+        servers, numbered = getattr(self._own, service.server_key), bool(self._own.name)
+        self._address = rank_address(servers, role=service.role, name=self._name, numbered=numbered)
+        self._where: dict[str, Any] = {service.server_key: self._address}
+
     def serve(self) -> int:
         service, settings, event = self.service, self.invocation.settings, self.service.name.replace("-", "_")
-        own: ConnectedSettings = getattr(settings, service.role)
-        name = own.name or f"{service.name}-{socket.gethostname()}-{os.getpid()}"
-        address = rank_address(getattr(own, service.server_key), role=service.role, name=name, numbered=bool(own.name))
-        where: dict[str, Any] = {service.server_key: address}
         logs.configure(event, level=settings.log.level, form=settings.log.format, debug=self.invocation.debug)
         os.nice(service.niceness)  # other processes go first; this cannot be undone
         with (
             # An open socket would delay the exit.
-            closing(self._connect(address)) as transport,
+            closing(self._connect()) as transport,
             on_signals(self.shutdown),
             HttpServer(
                 host=settings.metrics.host, port=settings.metrics.port, metrics=self.metrics.render, health=self.health
             ) as http,
             self.resources,
         ):
-            _log.info(f"{event}_started", **where, metrics=http.url)
-            if own.insecure and not own.keys:
-                _log.warning("insecure", **where, consequence=f"any process that answers there is taken for the {service.server}")
+            _log.info(f"{event}_started", **self._where, metrics=http.url)
+            if self._own.insecure and not self._own.keys:
+                consequence = f"any process that answers there is taken for the {service.server}"
+                _log.warning("insecure", **self._where, consequence=consequence)
             reason = None
             while reason is None:
-                link, loop = self._build_loop(transport, name, where)
-                reason = self._run(link, loop, address)
+                link, loop = self._build_loop(transport)
+                reason = self._run(link, loop)
             link.close(reason)
             self.resources.close()  # after the Goodbye, for which the server waits
             _log.info(f"{event}_ended", reason=reason)
             if self.invocation.linger:
-                check, until = partial(self._finds_run, address, name), "SIGTERM, or another run"
-                process.linger(self.shutdown, self.health, seconds=GREET_SECONDS, check=check, until=until)
+                until = "SIGTERM, or another run"
+                process.linger(self.shutdown, self.health, seconds=GREET_SECONDS, check=self._finds_run, until=until)
         return 0
 
-    def _connect(self, address: str) -> ZmqWorker:
-        own: ConnectedSettings = getattr(self.invocation.settings, self.service.role)
-        return ZmqWorker(address, keys=WorkerKeys.of(own.keys), server=self.service.server)
+    def _connect(self) -> ZmqWorker:
+        return ZmqWorker(self._address, keys=WorkerKeys.of(self._own.keys), server=self.service.server)
 
-    def _finds_run(self, address: str, name: str) -> bool:
+    def _finds_run(self) -> bool:
         """Return whether a run is under way at the address of the server.
 
         A new process has to join it, with code of its own. It also reports what is wrong, such as keys.
         """
         try:
-            with closing(self._connect(address)) as transport:
-                link, until = self._new_link(transport, name), time.monotonic() + ANSWER_SECONDS
+            with closing(self._connect()) as transport:
+                link, until = self._new_link(transport), time.monotonic() + ANSWER_SECONDS
                 while not (link.received or self.shutdown.requested) and time.monotonic() < until:
                     link.service(WAIT_SECONDS)
                 link.close("it has ended, and its successor joins")
@@ -303,15 +296,15 @@ class _Root:
             _log.info("run_found", consequence="this process ends, and the next one at its place joins the run")
         return found
 
-    def _new_link(self, transport: ZmqWorker, name: str) -> Link:
-        identity = Identity(role=self.service.role, name=name, incarnation=time.time_ns(), software=version("rookery"))
+    def _new_link(self, transport: ZmqWorker) -> Link:
+        identity = Identity(role=self.service.role, name=self._name, incarnation=time.time_ns(), software=version("rookery"))
         return Link(transport=transport, session=WorkerSide(identity), clock=time.monotonic, log_event=_log.log_event)
 
-    def _run(self, link: Link, loop: Loop | None, address: str) -> str | None:
+    def _run(self, link: Link, loop: Loop | None) -> str | None:
         """Return the reason for which the loop ended; None where the run goes on with other settings, and needs another loop."""
         if loop is None:
             return link.drain.reason if link.drain else self.shutdown.reason
-        self.health.ready(unless=lambda: "" if link.joined or link.drain else f"no {self.service.server} at {address}")
+        self.health.ready(unless=lambda: "" if link.joined or link.drain else f"no {self.service.server} at {self._address}")
         try:
             return loop.run()
         except RunChangedError as error:
@@ -319,7 +312,7 @@ class _Root:
             self.resources.close()
             return None
 
-    def _build_loop(self, transport: ZmqWorker, name: str, where: dict[str, Any]) -> tuple[Link, Loop | None]:
+    def _build_loop(self, transport: ZmqWorker) -> tuple[Link, Loop | None]:
         """Greet, and build the loop that the Welcome describes; None where it is time to leave before that.
 
         Raises `ConfigError` where the Welcome cannot be used. Since a network without keys may change its bytes, a new
@@ -328,14 +321,14 @@ class _Root:
         role, health = self.service.role, self.health
         refused: object = None
         while True:
-            link = self._new_link(transport, name)
-            welcome = self._welcomed(link, where)
+            link = self._new_link(transport)
+            welcome = self._welcomed(link)
             if welcome is None:
                 return link, None
             try:
                 run = read_run(welcome.config, role=role, settings=self.invocation.settings)
                 logs.belong_to(run.run_id)
-                _log.info("welcomed", run=run.run_id, **where, slot=welcome.index, generation=welcome.generation)
+                _log.info("welcomed", run=run.run_id, **self._where, slot=welcome.index, generation=welcome.generation)
                 health.tick(doing="builds its environments", within=BUILD_SECONDS)
                 welcomed: WelcomedWorker[Any] = WelcomedWorker(
                     invocation=self.invocation,
@@ -355,14 +348,15 @@ class _Root:
                 _log.warning("welcome_refused", error=error, consequence="this worker greets once more")
                 self.resources.close()
 
-    def _welcomed(self, link: Link, where: dict[str, Any]) -> Welcome | None:
+    def _welcomed(self, link: Link) -> Welcome | None:
         """Greet until the server welcomes this worker, and return its Welcome; None for a stop, or the end of the run, before.
 
         A refusal is an answer, which has its own log line. Raises `ResourceError` where the server answers nothing for as long
         as the service waits.
         """
         server, key = self.service.server, self.service.server_key
-        limit, answers, answered_at = self.service.wait_limit(self.invocation.settings), 0, time.monotonic()
+        limit = self.invocation.settings.policy_server.learner_seconds if self.service.name == "policy-server" else None
+        answers, answered_at = 0, time.monotonic()
         warn_at = answered_at + FIRST_WARNING_SECONDS
         while link.welcome is None:
             now = time.monotonic()
@@ -370,10 +364,10 @@ class _Root:
                 answers, answered_at, warn_at = link.received.total(), now, now + WARN_SECONDS
             if limit is not None and now - answered_at >= limit:
                 fix = f"start the {server} first, or set {self.service.role}.{key}"
-                raise ResourceError(f"no {server} answers", found=f"none at {where[key]} within {limit:g} s", fix=fix)
+                raise ResourceError(f"no {server} answers", found=f"none at {self._address} within {limit:g} s", fix=fix)
             if now >= warn_at:
                 warn_at = now + WARN_SECONDS
-                _log.warning(f"no_{key}_yet", **where, consequence="this worker waits for it")
+                _log.warning(f"no_{key}_yet", **self._where, consequence="this worker waits for it")
             link.service(WAIT_SECONDS)
             self.health.tick(doing=f"waits for the {server}")
             if self.shutdown.requested or link.drain:
