@@ -28,7 +28,7 @@ from services.learner.rates import PolicyLag, RateWindow, StepRates
 EPISODES = 100  # of "mean100"; where there are more environments, as many as those
 COVERED = 10  # episodes for each environment, after which their mean is none over the shortest, though some ended none
 
-_SAVED_AS_THEY_ARE = ("env_steps", "episodes", "updates", "version", "solved_at", "last_evaluation")
+_SAVED_AS_THEY_ARE = ("env_steps", "frames", "episodes", "updates", "version", "solved_at", "last_evaluation")
 
 
 def _number(metric: str, value: object) -> float:
@@ -45,10 +45,10 @@ class _SavedRecord(BaseModel):
 
     elapsed_seconds: float
     env_steps: int
-    frames: int = 0  # older versions save none
-    unfinished: int = 0  # the same
-    covered: bool = True  # the same
-    unbiased: int = 0  # the same
+    frames: int
+    unfinished: int
+    covered: bool
+    unbiased: int
     episodes: int
     updates: int
     version: int
@@ -302,7 +302,6 @@ class RunRecord:
         return {
             "elapsed_seconds": now - self.started_at,
             **{name: getattr(self, name) for name in _SAVED_AS_THEY_ARE},
-            "frames": self.frames,
             "unfinished": self.unfinished,
             "covered": self.covered,
             "unbiased": self._unbiased,
@@ -344,7 +343,6 @@ class RunRecord:
         self._env_steps_before = state["env_steps"]
         for name in _SAVED_AS_THEY_ARE:
             setattr(self, name, state[name])
-        self.frames = state.get("frames", self.env_steps * self.frame_skip)
         target = self.settings.target
         if (state["target"], state["target_evaluation"]) != (target.mean100, target.evaluation):
             self.solved_at = None  # another target is not reached yet
@@ -354,11 +352,11 @@ class RunRecord:
         self.task_changed = self.settings.env.task_changes(state["task"])
         if not self.task_changed:
             self._estimator.mean, self._estimator.lowest = state["shown_mean100"], state["lowest_mean100"]
-            self.unfinished = state.get("unfinished", 0)
+            self.unfinished = state["unfinished"]
             continues = self.settings.lockstep and not changes  # else environments may begin anew: short episodes are the first
-            self.covered = continues and state.get("covered", True)
+            self.covered = continues and state["covered"]
             left = self.unfinished and not continues  # before each environment had ended an episode
-            self._unbiased = 0 if left else state.get("unbiased", len(self.returns))
+            self._unbiased = 0 if left else state["unbiased"]
         else:
             self.solved_at = self.last_evaluation = None
             for results in (self.evaluations, self.returns, self.lengths):

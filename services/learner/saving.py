@@ -195,7 +195,6 @@ def restore_checkpoint(
     record.load_state_dict(checkpoint.counters["record"], time.monotonic())
     session.saved.load_state_dict(checkpoint.counters["session"])
     algorithm.load_state_dict(checkpoint.state)
-    complete = not isinstance(algorithm, HasReplay)
     fits = record.settings.checkpoint.replay and not record.task_changed
     if isinstance(algorithm, SavesReplay) and fits and checkpoint.replay is not None:
         try:
@@ -204,8 +203,7 @@ def restore_checkpoint(
             found, wanted = differing(checkpoint, record.settings.state_settings)
             raise ResourceError(error.fact, found=found or error.found, wanted=wanted or error.wanted, fix=error.fix) from error
         store.segment_files.read(checkpoint.files, algorithm.replay_segments())
-        complete = True
-    if not complete:
+    elif isinstance(algorithm, HasReplay):
         missing = "wanted checkpoint.replay=true"
         reason = f"which is of another environment: {record.task_changed}" if record.task_changed else missing
         _lose_memory(record, f"resumed without the replay memory, {reason}")
@@ -219,7 +217,7 @@ def restore_without_sessions(checkpoint: Checkpoint, *, algorithm: Algorithm, re
     record.load_state_dict(checkpoint.counters["record"], time.monotonic())
     algorithm.load_state_dict(checkpoint.state)
     session.saved.load_ledgers(_ledgers_of(checkpoint))
-    if lags := checkpoint.counters.get("lags"):  # a single rank and older versions save none: the record's stays
+    if lags := checkpoint.counters.get("lags"):  # a single rank saves none: the record's stays
         record.lag = PolicyLag.of_ranks(PolicyLag(*lag) for lag in lags)
     same = ranks_of(checkpoint) == record.settings.learner.ranks
     reason = "without a version of which every rank has a checkpoint" if same else "with another number of ranks"

@@ -120,7 +120,7 @@ def test_a_resume_that_fills_the_replay_memory_anew_says_so(saved, own, lost, tm
 
 @pytest.mark.parametrize(("lags", "lag"), [([[0, 1, 25.0, 25], [5, 5, 375.0, 75]], (0, 5, 400.0, 100)), (None, (1, 1, 25.0, 25))])
 def test_rank_0_continues_with_the_policy_lag_of_all_ranks(lags, lag):
-    """Checkpoints of older versions have that of the rank alone."""
+    """The checkpoint of a single rank has that of the rank alone."""
     algorithm, record = learner()
     saved = checkpoint_of(algorithm, record)
     saved = replace(saved, counters={**saved.counters, "ledgers": [{}, {}]} | ({"lags": lags} if lags else {}))
