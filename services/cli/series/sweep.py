@@ -60,22 +60,20 @@ def open_sweep(file: Path | None, folder: Path, *, resume: bool, environ: Mappin
         raise ConfigError("no sweep to resume", found=str(folder), wanted=f"a folder with {STUDY}", fix="set --run-dir to it")
     with held(RunDirectory(folder)) if resume else nullcontext():  # the files that are read are those that are continued
         sweep = read_sweep(source)
-        _check(sweep, folder, resume=resume, environ=environ)
-        if not resume:
-            try_runs(_corners(sweep, environ), environ)
+        if resume:
+            _check_resumed(sweep, folder, environ)
+        else:
+            _check_new(sweep, environ)
         files = {} if source == folder / FILE else {FILE: source.read_bytes()}
         with written_folder(folder, files, what="sweep", resume=resume):
             yield sweep
 
 
-def _check(sweep: Sweep, folder: Path, *, resume: bool, environ: Mapping[str, str]) -> None:
-    """Raise `ConfigError` for settings of trials that cannot be compared, or not with those before."""
-    if not resume:
-        sweep.require_once()
-    for values in sweep.corners():
-        loaded = _load(sweep, values, environ)
-        if resume:  # also a sweep that an earlier version began
-            continue
+def _check_new(sweep: Sweep, environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for settings of trials that cannot be compared, or with which a trial would be refused."""
+    sweep.require_once()
+    corners = _corners(sweep, environ)
+    for loaded in corners:
         require_own_ids(loaded)
         target = loaded.settings.target
         scores = {f"target.{key}": value for key in ("mean100", "evaluation") if (value := getattr(target, key)) is not None}
@@ -96,18 +94,21 @@ def _check(sweep: Sweep, folder: Path, *, resume: bool, environ: Mapping[str, st
                 wanted="null",
                 fix="set it to null under `settings`, or take goal: mean100 or evaluation",
             )
-    if resume:
-        with _study(folder, sweep) as study:
-            found, wanted = differences(_lasting(sweep), study.user_attrs.get(SWEEP, _lasting(sweep)))
-            settings = study.user_attrs.get(SETTINGS)
-        if found or wanted:
-            fix = "begin another sweep, or change trials and prune alone"
-            raise ConfigError(
-                "the sweep to resume searches otherwise", found=found or "less", wanted=wanted or "no more", fix=fix
-            )
-        if settings is not None:
-            fix = "set them as they were, or begin another sweep"
-            require_settings(_corners(sweep, environ), settings, apart=sweep.search, fix=fix)
+    try_runs(corners, environ)
+
+
+def _check_resumed(sweep: Sweep, folder: Path, environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for settings of trials that cannot be compared with those before."""
+    corners = _corners(sweep, environ)
+    with _study(folder, sweep) as study:
+        found, wanted = differences(_lasting(sweep), study.user_attrs.get(SWEEP, _lasting(sweep)))
+        settings = study.user_attrs.get(SETTINGS)
+    if found or wanted:
+        fix = "begin another sweep, or change trials and prune alone"
+        raise ConfigError("the sweep to resume searches otherwise", found=found or "less", wanted=wanted or "no more", fix=fix)
+    if settings is not None:
+        fix = "set them as they were, or begin another sweep"
+        require_settings(corners, settings, apart=sweep.search, fix=fix)
 
 
 def run_sweep(
