@@ -46,11 +46,12 @@ def run_series(
     `options` of `rookery train` are of this command alone. 0: no member failed; 1: one failed; 130: a member was stopped at once.
     Members that run beside others write to a log.
     """
-    show(f"series of {len(series.members)} runs in {folder}" + (f", {parallel} at a time" if parallel > 1 else ""))
+    members = series.members
+    show(f"series of {len(members)} runs in {folder}" + (f", {parallel} at a time" if parallel > 1 else ""))
     interrupted, allowed = Event(), _allow_code(series, folder, environ)
 
     def run(number: int, member: Member) -> int:
-        path, place = folder / member.name, f"run {number} of {len(series.members)}, {member.name}"
+        path, place = folder / member.name, f"run {number} of {len(members)}, {member.name}"
         if trainer.stopped or interrupted.is_set():
             return 0
         if is_finished(path, overrides=series.overrides_of(member), environ=environ):
@@ -74,20 +75,20 @@ def run_series(
             return 1
 
     with ThreadPoolExecutor(parallel) as pool:
-        codes = list(pool.map(try_run, range(1, len(series.members) + 1), series.members))
-    _show_results(folder, [member.name for member in series.members], show=show, stdout=stdout)
-    left = [member.name for member in series.members if not _has_finished(series, folder, member, environ)]
+        codes = list(pool.map(try_run, range(1, len(members) + 1), members))
+    _show_results(folder, members, show=show, stdout=stdout)
+    left = [member.name for member in members if not _has_finished(series, folder, member, environ)]
     if left:
-        show(f"  {len(left)} of {len(series.members)} runs have not finished: {', '.join(left[:8])}{', ...' if left[8:] else ''}")
+        show(f"  {len(left)} of {len(members)} runs have not finished: {', '.join(left[:8])}{', ...' if left[8:] else ''}")
         show(f"  go on    rookery train --resume --run-dir {folder}{allowed}")
     if INTERRUPTED in codes:
         return INTERRUPTED
     return 1 if any(codes) else 0
 
 
-def _show_results(folder: Path, names: Sequence[str], *, show: Callable[[str], None], stdout: TextIO) -> None:
-    """Show a table of the runs called `names` in `folder` that have begun, and whose files can be read."""
-    begun = [folder / name for name in names if is_readable(folder / name)]
+def _show_results(folder: Path, members: Sequence[Member], *, show: Callable[[str], None], stdout: TextIO) -> None:
+    """Show a table of the `members` in `folder` that have begun, and whose files can be read."""
+    begun = [folder / member.name for member in members if is_readable(folder / member.name)]
     if begun:
         with outlived(stdout):
             print_runs(read_runs(begun), stdout=stdout)
