@@ -94,17 +94,16 @@ def configure(
     level: str = "info",
     form: Literal["auto", "plain", "json"] = "auto",
     debug: bool = False,
-    run_id: str = "",
     stream: TextIO | None = None,
     clock: Callable[[], Seconds] = time.monotonic,
 ) -> None:
     """Send the events of this process to `stream` (stderr). For roots only; a second call replaces the first.
 
     `auto` is plain: people read a service's own output, and what collects it asks for json. With `debug`
-    every error shows its traceback. `run_id` is that of the run, where it is known: see `belong_to`.
+    every error shows its traceback.
     """
     flush()
-    belong_to(run_id)
+    belong_to("")
     handler = _LimitedHandler(stream or sys.stderr, clock)
     handler.setFormatter((JsonFormatter if form == "json" else PlainFormatter)(service, tracebacks=debug))
     root = logging.getLogger()

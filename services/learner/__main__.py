@@ -82,11 +82,11 @@ def main(argv: list[str] | None = None) -> int:
 def _serve(argv: list[str]) -> int:
     invocation = parse(argv, os.environ)
     settings = invocation.settings
+    logs.configure("learner", level=settings.log.level, form=settings.log.format, debug=invocation.debug)
+    process.set_torch_threads(settings.learner.torch_threads)  # before the first operation of torch
     try:
         if settings.learner.ranks == 1:
             return _train(with_run_id(invocation), argv)
-        logs.configure("learner", level=settings.log.level, form=settings.log.format, debug=invocation.debug)
-        process.set_torch_threads(settings.learner.torch_threads)  # before the first operation of torch
         with join_ranks(invocation, os.environ) as joined:
             return _train(joined.invocation, argv, joined)
     except torch.OutOfMemoryError as error:
@@ -98,8 +98,7 @@ def _serve(argv: list[str]) -> int:
 def _train(invocation: Invocation, argv: list[str], joined: Joined | None = None) -> int:
     group = joined.group if joined else None
     settings = invocation.settings
-    logs.configure("learner", level=settings.log.level, form=settings.log.format, debug=invocation.debug, run_id=settings.run.id)
-    process.set_torch_threads(settings.learner.torch_threads)
+    logs.belong_to(settings.run.id)
     process.allow_descriptors()
     check_tracking(settings.run.tracking, os.environ)
     keys = ServerKeys.of(settings.learner.keys)
@@ -152,7 +151,9 @@ class _Root:
         """Train until the run ends or a stop is requested, and linger where that is asked for; return the reason of the end."""
         settings, opened = self.invocation.settings, self.resources.enter_context
         opened(on_signals(self.shutdown))
-        existing = opened(existing_run(self.invocation, self.argv)) if self.rank == 0 else None
+        existing = existing_run(self.invocation, self.argv) if self.rank == 0 else None
+        if existing:  # before any port is bound, which the learner of a run in progress needs when it restarts
+            opened(held(existing, inherited=self.invocation.run_lock))
         self.stats.ranks = settings.learner.ranks
         if settings.learner.device == "cuda":  # backward passes run in other threads, for which that of the loop waits
             self.stats.phases = Phases(PHASES, cpu_clock=lambda: time.process_time)
@@ -191,7 +192,16 @@ class _Root:
             record=record, stats=self.stats, journal=journal, agreement=agreement, clock=time.monotonic, masked=masked
         )
         checkpoints = self.build_checkpoints(run, intake, results, uploads)
-        loop = self.build_loop(intake, results, checkpoints)
+        ending = RunEnd(
+            algorithm=self.algorithm,
+            intake=intake,
+            results=results,
+            checkpoints=checkpoints,
+            health=self.health,
+            stopping=lambda: self.shutdown.requested,
+            will_restart=self.invocation.linger or self.invocation.job,
+        )
+        loop = TrainLoop(ending)
         intake.start()
         self.calibrate(record)
         self.health.ready()
@@ -282,18 +292,6 @@ class _Root:
             newest_saved=run.store.newest,
             health=self.health,
         )
-
-    def build_loop(self, intake: Intake, results: Results, checkpoints: RunCheckpoints) -> TrainLoop:
-        ending = RunEnd(
-            algorithm=self.algorithm,
-            intake=intake,
-            results=results,
-            checkpoints=checkpoints,
-            health=self.health,
-            stopping=lambda: self.shutdown.requested,
-            will_restart=self.invocation.linger or self.invocation.job,
-        )
-        return TrainLoop(ending)
 
     def calibrate(self, record: RunRecord) -> None:
         """Begin the normalisation of observations of a new run with examples, on all ranks with those of rank 0.

@@ -76,17 +76,15 @@ def open_state(
     newest = partial(store.newest_good, fits=lambda checkpoint: ranks_of(checkpoint) == count)
     version = None if group is None else common_version(group, newest)
     alone = version is not None and version < 0  # rank 0 continues from its own checkpoint, or all ranks begin
-    ended = False  # whether the sessions of workers are of another number of ranks, and no longer exist
 
-    def restored(checkpoint: Checkpoint) -> RunState:
-        nonlocal ended
+    def restored(checkpoint: Checkpoint) -> tuple[RunRecord, LearnerSide, bool]:
         record, session = new(checkpoint.run_id)  # workers that outlived the learner have this one
-        ended = alone or (group is None and ranks_of(checkpoint) != 1)
+        ended = alone or (group is None and ranks_of(checkpoint) != 1)  # their sessions are of another number of ranks
         if ended:
             restore_without_sessions(checkpoint, algorithm=algorithm, record=record, session=session)
         else:
             restore_checkpoint(checkpoint, algorithm=algorithm, record=record, session=session, store=store)
-        return record, session
+        return record, session, ended
 
     found = None
     if not alone or index == 0:
@@ -97,7 +95,7 @@ def open_state(
         raise ResourceError(f"rank {index} cannot load the version of all ranks", found=loaded, wanted=version, fix=fix)
     if found is None:
         _load_initial_weights(settings.run.init, algorithm)
-    record, session = found or new(settings.run.id)
+    record, session, ended = found or (*new(settings.run.id), False)
     if group is not None and alone:
         ended = _share_state(group, record, algorithm, known=found is not None)
     _roll_back(directory, record, session, ended=ended)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from common.algorithms.api import Algorithm, HasReplay, SavesReplay
 from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.registry import build_algorithm, build_payload
 from common.config import arguments
-from common.config.load import LoadedSettings, as_yaml, with_absolute_key_paths, with_chosen
+from common.config.load import as_yaml, with_absolute_key_paths, with_chosen
 from common.config.schema import Settings
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError, ResourceError
@@ -86,8 +86,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
         raise ConfigError("no run to resume", found=f"{option} alone", wanted="the run's directory", fix="set --run-dir to it")
     resume = parsed.resume or (parsed.resume_if_found and run_dir is not None and RunDirectory(run_dir).begun)
     if resume and run_dir is not None and RunDirectory(run_dir).begun:
-        # `rookery train`, which holds the lock, has compared run and copy.
-        _check_resumed(loaded, run_dir, copy=first and parsed.run_lock is None)
+        require_same_run(RunDirectory(run_dir), loaded)
+        store = loaded.settings.run.store
+        if store and first and parsed.run_lock is None:  # `rookery train`, which holds the lock, has compared run and copy
+            check_resumed(copy_address(store, run_dir), run_dir, warn=_print_warning)
     return Invocation(
         loaded=loaded,
         run_dir=run_dir,
@@ -98,12 +100,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
         linger=parsed.linger,
         debug=parsed.debug,
     )
-
-
-def _check_resumed(loaded: LoadedSettings, run_dir: Path, *, copy: bool) -> None:
-    require_same_run(RunDirectory(run_dir), loaded)
-    if copy and loaded.settings.run.store:
-        check_resumed(copy_address(loaded.settings.run.store, run_dir), run_dir, warn=_print_warning)
 
 
 def with_run_id(invocation: Invocation) -> Invocation:
@@ -224,19 +220,11 @@ def _is_untrained(directory: RunDirectory) -> bool:
     return directory.begun and not (directory.learning_curve_csv.exists() or directory.has_checkpoints)
 
 
-@contextmanager
-def existing_run(invocation: Invocation, argv: Sequence[str]) -> Iterator[RunDirectory | None]:
-    """Hold the lock of a run that exists already while inside; yields its directory, or None for a new run.
-
-    Raises `ConfigError` where the run is in progress. Enter it before binding ports, which the learner of that run
-    needs when it restarts.
-    """
+def existing_run(invocation: Invocation, argv: Sequence[str]) -> RunDirectory | None:
+    """Return the directory of a run that exists already; None for a new run. Raises as `open_directory`."""
     if invocation.run_dir is None or not (invocation.resume or RunDirectory(invocation.run_dir).begun):
-        yield None
-        return
-    directory = open_directory(invocation, argv)
-    with run_directory.held(directory, inherited=invocation.run_lock):
-        yield directory
+        return None
+    return open_directory(invocation, argv)
 
 
 def write_config(invocation: Invocation, directory: RunDirectory) -> None:
