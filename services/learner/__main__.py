@@ -44,7 +44,6 @@ from common.transport.curve import ServerKeys
 from common.transport.zmq import ZmqServer
 from common.units import Seconds
 from services.learner.accounts import AccountsFile
-from services.learner.ending import RunEnd
 from services.learner.intake import Intake
 from services.learner.journal import TRACKERS_END_SECONDS, TRACKERS_STOP_SECONDS, Journal, open_trackers, tracked_run
 from services.learner.loop import TrainLoop
@@ -192,7 +191,7 @@ class _Root:
             record=record, stats=self.stats, journal=journal, agreement=agreement, clock=time.monotonic, masked=masked
         )
         checkpoints = self.build_checkpoints(run, intake, results, uploads)
-        ending = RunEnd(
+        loop = TrainLoop(
             algorithm=self.algorithm,
             intake=intake,
             results=results,
@@ -201,7 +200,6 @@ class _Root:
             stopping=lambda: self.shutdown.requested,
             will_restart=self.invocation.linger or self.invocation.job,
         )
-        loop = TrainLoop(ending)
         intake.start()
         self.calibrate(record)
         self.health.ready()

@@ -44,7 +44,6 @@ from services.acting.loop import ActorLoop
 from services.acting.rollout import Rollout
 from services.evaluator import EvaluatorLoop
 from services.learner.accounts import AccountsFile
-from services.learner.ending import RunEnd
 from services.learner.intake import Intake
 from services.learner.journal import Journal
 from services.learner.loop import TrainLoop
@@ -212,8 +211,7 @@ class Colony:
         checkpoints = RunCheckpoints(**common, **disk)
         # A killed actor says no goodbye: the drain ends once all workers that live have left.
         stopping = lambda: bool(self.failures or (self.killed and not any(map(threading.Thread.is_alive, self.threads))))  # noqa: E731
-        ending = RunEnd(**common, checkpoints=checkpoints, stopping=stopping, will_restart=False)
-        return TrainLoop(ending)
+        return TrainLoop(**common, checkpoints=checkpoints, stopping=stopping, will_restart=False)
 
     def save(self, checkpoint):
         """Write a checkpoint, or not."""

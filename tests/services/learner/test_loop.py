@@ -29,10 +29,9 @@ from common.protocol.messages import Evaluation, Snapshot
 from common.runtime.checkpoints import CheckpointStore, by_version
 from common.runtime.run_directory import create
 from services.learner.coverage import Coverage
-from services.learner.ending import END_SECONDS, STOP_SECONDS, RunEnd
 from services.learner.intake import HUNG_SECONDS
 from services.learner.journal import Journal
-from services.learner.loop import WAIT_SECONDS, TrainLoop
+from services.learner.loop import END_SECONDS, STOP_SECONDS, WAIT_SECONDS, TrainLoop
 from services.learner.ranks import Agreement
 from services.learner.record import RunRecord
 from services.learner.results import Results
@@ -222,8 +221,7 @@ class Scene:
         disk["newest_saved"] = self.newest_saved
         checkpoints = RunCheckpoints(**common, **disk)
         stopping = lambda: self.stop  # noqa: E731
-        ending = RunEnd(**common, checkpoints=checkpoints, stopping=stopping, will_restart=self.will_restart)
-        loop = TrainLoop(ending)
+        loop = TrainLoop(**common, checkpoints=checkpoints, stopping=stopping, will_restart=self.will_restart)
         with closing(journal):
             return loop.run()
 

@@ -23,7 +23,7 @@ from services.cli.train.supervisor import Timeouts
 from services.learner import __main__ as module
 from services.learner import resume
 from services.learner.__main__ import main
-from services.learner.ending import STOP_SECONDS
+from services.learner.loop import STOP_SECONDS
 from services.learner.ranks import Joined
 from services.learner.startup import with_run_id
 
