@@ -45,7 +45,6 @@ from services.cli.train.search import ActorSearch
 from services.cli.train.supervisor import Supervisor
 
 ACTORS_PER_CORE = 2  # that `--actors auto` tries; actors that wait for their environments need --actors N
-RESUME_EXAMPLE = "rookery train --resume --run-dir runs/NAME"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +84,7 @@ class Plan:
 
     @property
     def title(self) -> str:
-        """Preset, or environment and algorithm where the environment is another, and seed."""
+        """Preset and seed."""
         return f"{self.settings.run.preset or 'run'}, seed {self.settings.run.seed}"
 
     @property
@@ -175,16 +174,15 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
     """
     with ExitStack() as stack:
         _download_missing(request, environ)
-        if request.resume:  # first, because a run in progress would also have its ports in use
-            directory = _resumed(request)
-            lock = stack.enter_context(held(directory))
-        loaded = _load(request, environ)
+        resumed = _resumed(request) if request.resume else None
+        lock = stack.enter_context(held(resumed)) if resumed else None  # first: a run in progress has its ports in use too
+        loaded = _load(request, resumed, environ)
         check_environment(loaded.settings)
         run = loaded.settings.run
         check_tracking(run.tracking, environ)
         check_workers(loaded.settings, auto_actors=request.auto_actors)
         path = request.run_dir or (Path(run.dir) if run.dir else default_path(preset=run.preset, seed=run.seed, now=now))
-        if request.resume:
+        if resumed:
             for address in filter(None, {request.store_copy, run.store and copy_address(run.store, path)}):
                 check_resumed(address, path, warn=_print_warning)
         ports = stack.enter_context(Ports())
@@ -193,14 +191,15 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         most = max_actors(loaded.settings) if request.auto_actors else loaded.settings.actor.count
         metrics = metrics_ports(loaded.settings, ports, actors=most)
         chosen = _with_addresses(loaded, path, now, ports, resume=request.resume)
-        keys = _learner_keys(chosen.settings, actors=chosen.settings.actor.count > 0)
+        keys = _learner_keys(chosen.settings)
         for endpoint in binds(chosen.settings):
             ZmqServer(endpoint, keys=keys).close()  # raises the errors that the learner would raise later
         (master_port,) = ports.find(1) if chosen.settings.learner.ranks > 1 else (0,)
         chosen = with_absolute_key_paths(chosen)  # after the checks, whose errors name the paths as the user wrote them
         text, created_folder = as_yaml(chosen.settings, chosen.provenance), not path.exists()
         replaced = commands = b""
-        if request.resume:
+        if resumed:
+            directory = resumed
             replaced = directory.config.read_bytes()
             commands = directory.command.read_bytes() if directory.command.exists() else b""
             require_same_run(directory, chosen)
@@ -229,10 +228,9 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
 
 def _replaced(plan: Plan) -> Iterator[str]:
     """Yield a note where the user set what each child has of its own."""
-    children = plan.supervisor().children
-    given = {f"{child.partition('-')[0]}.name" for child in children} - {f"{LEARNER}.name"}
+    given = {f"{child.partition('-')[0]}.name" for child in plan.metrics_ports} - {f"{LEARNER}.name"}
     found = []
-    for key in sorted(given.union(*map(plan.own_settings, children))):
+    for key in sorted(given.union(*map(plan.own_settings, plan.metrics_ports))):
         (value, default), source = value_of(plan.settings, key), plan.loaded.provenance[key]
         if value is not None and (value != default or source == COMMAND_LINE):
             found.append(f"{key}={yaml_text(value)} ({source})")
@@ -309,12 +307,13 @@ def _print_warning(text: str) -> None:
 
 def _resumed(request: Request) -> RunDirectory:
     if request.run_dir is None:
-        raise ConfigError("no run to resume", found="--resume alone", wanted="the run's directory", fix=RESUME_EXAMPLE)
+        example = "rookery train --resume --run-dir runs/NAME"
+        raise ConfigError("no run to resume", found="--resume alone", wanted="the run's directory", fix=example)
     return reopen(request.run_dir)
 
 
-def _load(request: Request, environ: Mapping[str, str]) -> LoadedSettings:
-    preset = str(_resumed(request).config) if request.resume else request.preset
+def _load(request: Request, resumed: RunDirectory | None, environ: Mapping[str, str]) -> LoadedSettings:
+    preset = str(resumed.config) if resumed else request.preset
     overrides = request.overrides
     if request.auto_actors:  # the first number that is tried: each rank needs an actor
         alone = "actor.count=1", "run.mode=asynchronous"  # in lockstep one actor would conflict with several ranks
@@ -323,7 +322,7 @@ def _load(request: Request, environ: Mapping[str, str]) -> LoadedSettings:
     loaded = load_settings(preset=preset, overrides=overrides, environ=environ, strict=not request.member)
     if request.auto_actors:
         loaded = replace(loaded, provenance=MappingProxyType({**loaded.provenance, "actor.count": CHOSEN}))
-        if request.resume and loaded.settings.checkpoint.replay and _resumed(request).checkpoints.is_dir():
+        if resumed and loaded.settings.checkpoint.replay and resumed.checkpoints.is_dir():
             _require_layout(loaded.settings, load_settings(preset=preset, environ={}).settings)
     if request.resume and request.preset not in {None, loaded.settings.run.preset}:
         found, fix = f"{loaded.settings.run.preset} in {request.run_dir}", "leave the preset out, or name another --run-dir"
@@ -342,9 +341,7 @@ def _with_addresses(loaded: LoadedSettings, path: Path, now: datetime, ports: Po
     """Choose the run id, the directory and the addresses that the user left open."""
     settings = loaded.settings
     bind = parse_endpoint(settings.learner.bind)
-    port = bind.port
-    if not has_port(loaded):
-        port = ports.find(settings.learner.ranks, in_a_row=True)[0]
+    port = bind.port if has_port(loaded) else ports.find(settings.learner.ranks, in_a_row=True)[0]
     known = "" if not resume and is_config_of_a_run(loaded.provenance["run.id"]) else settings.run.id  # that run keeps its id
     chosen: dict[str, Any] = {
         "run.id": known or new_run_id(preset=settings.run.preset, now=now),
@@ -365,11 +362,11 @@ def _with_addresses(loaded: LoadedSettings, path: Path, now: datetime, ports: Po
     return with_chosen(loaded, chosen)
 
 
-def _learner_keys(settings: Settings, *, actors: bool) -> ServerKeys | None:
+def _learner_keys(settings: Settings) -> ServerKeys | None:
     """Return the learner's keys or None. Raises `ConfigError` where the learner would refuse the workers of this run."""
     learner = ServerKeys.of(settings.learner.keys)
     for role, starts, worker in (
-        ("actor", actors, settings.actor),
+        ("actor", settings.actor.count > 0, settings.actor),
         ("evaluator", settings.evaluator.enabled, settings.evaluator),
     ):
         if not starts or not (learner or worker.keys):

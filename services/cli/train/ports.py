@@ -12,8 +12,7 @@ from common.config.load import LoadedSettings
 from common.config.schema import Settings
 from common.errors import ConfigError, ResourceError
 from common.observability.http import check_port
-from services.cli.train.instructions import actor_names
-from services.cli.train.supervisor import Supervisor
+from services.cli.train.instructions import actor_names, child_names
 
 # Below the range from which Linux and macOS take the ports of outgoing connections: an actor that tries to reach a learner that
 # is down could otherwise get that very port, connect to itself, and prevent the learner from binding it.
@@ -80,7 +79,7 @@ def _bound(kind: socket.SocketKind, port: int) -> socket.socket | None:
 def metrics_ports(settings: Settings, ports: Ports, *, actors: int) -> dict[str, int]:
     """Return a port for each child: free ones, or `metrics.port` and those above it in the order in which children start."""
     ranks, workers = settings.learner.ranks, settings.policy_server.workers
-    children = Supervisor(actors=actors, evaluator=settings.evaluator.enabled, env_workers=workers, ranks=ranks).children
+    children = child_names(ranks=ranks, evaluator=settings.evaluator.enabled, actors=actors, env_workers=workers)
     first = settings.metrics.port
     if first == 0:
         return dict(zip(children, [*ports.find(ranks, in_a_row=True), *ports.find(len(children) - ranks)], strict=True))

@@ -105,9 +105,7 @@ def _run(plan: Plan, *, environ: Mapping[str, str], stdout: TextIO, stderr: Text
                     print(f"rookery train: the supervisor failed and stopped the learner; continue with `{resume}`", file=stderr)
                 raise
             display.end()
-        return _finish(
-            plan, supervisor.outcome, failures, processes, worked=supervisor.works, view=view, stderr=stderr, debug=debug
-        )
+        return _finish(plan, supervisor, failures, processes, view=view, stderr=stderr, debug=debug)
 
 
 def _first_lines(plan: Plan) -> Iterator[str]:
@@ -160,25 +158,24 @@ def _addresses_written(plan: Plan, view: View) -> Iterator[None]:
 
 def _finish(
     plan: Plan,
-    outcome: Outcome,
+    supervisor: Supervisor,
     failures: Sequence[ReportFailure],
     processes: Processes,
     *,
-    worked: bool,
     view: View,
     stderr: TextIO,
     debug: bool,
 ) -> int:
-    """Show the result, draw the curve, and return the exit code; `worked`: experience was accepted since the start."""
+    """Show the result, draw the curve, and return the exit code."""
     with suppress(OSError):  # stderr may be closed
         for failure in failures:
             for line in failure_lines(failure, processes, debug=debug):
                 print(line, file=stderr)
-    directory, target = plan.directory, plan.settings.target
+    directory, target, outcome = plan.directory, plan.settings.target, supervisor.outcome
     if outcome is Outcome.REFUSED and not plan.resume and not _has_training(directory):
         plan.withdraw()  # an invalid setting leaves no files
         return CONFIG_EXIT_CODE
-    if outcome is Outcome.REFUSED and plan.resume and not worked:
+    if outcome is Outcome.REFUSED and plan.resume and not supervisor.works:
         try:
             plan.withdraw()
         except OSError as error:
@@ -186,7 +183,7 @@ def _finish(
     ended = outcome in {Outcome.FINISHED, Outcome.STOPPED} and written(directory.summary) != plan.earlier_summary
     summary = read_summary(directory.summary) if ended else None
     resumed = plan.resume and directory.checkpoints.exists()
-    code, result = verdict(outcome, summary, worked=worked, resumed=resumed, target=target.model_dump())
+    code, result = verdict(outcome, summary, worked=supervisor.works, resumed=resumed, target=target.model_dump())
     try:
         draw_curve(
             directory,
@@ -314,9 +311,4 @@ class _Display:
         if self.supervisor.outcome is not Outcome.RUNNING:
             added["phase"] = "stopping"
         status = status.model_copy(update=added)
-        return ViewFrame(
-            title=self.plan.title,
-            run_dir=str(self.plan.directory.path),
-            status=status,
-            answered=answered,
-        )
+        return ViewFrame(title=self.plan.title, run_dir=str(self.plan.directory.path), status=status, answered=answered)

@@ -29,8 +29,8 @@ from services.cli.train.instructions import (
     Start,
     Terminate,
     actor_names,
+    child_names,
     describe_exit,
-    env_worker_names,
     rank_names,
 )
 
@@ -103,15 +103,8 @@ class Supervisor:
     _saved: bool = False  # the learner has ended, and has saved its state
 
     def __post_init__(self) -> None:
-        """Name the children; the learner starts first, because the workers connect to it."""
-        names = [*rank_names(self.ranks), *([EVALUATOR] if self.evaluator else []), *actor_names(self.actors)]
-        names += [name for number in range(self.actors) for name in env_worker_names(number, self.env_workers)]
+        names = child_names(ranks=self.ranks, evaluator=self.evaluator, actors=self.actors, env_workers=self.env_workers)
         self._children = {name: _Child() for name in names}
-
-    @property
-    def children(self) -> tuple[str, ...]:
-        """Names of all children, running or not."""
-        return tuple(self._children)
 
     @property
     def done(self) -> bool:

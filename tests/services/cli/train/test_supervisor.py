@@ -361,7 +361,7 @@ def test_only_a_second_ctrl_c_kills_the_children_of_a_run_that_already_ends(ende
     core = begun(evaluator=False)
     core.exited(*ended, 30.0)
     assert core.request_stop(31.0) == []
-    left = [child for child in core.children if child != ended[0]]
+    left = [child for child in core._children if child != ended[0]]
     assert core.request_stop(32.0) == [Kill(child) for child in left]
     gone(core, *left, code=-9, now=32.1)
     assert (core.done, core.outcome) == (True, outcome)
