@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -266,21 +266,15 @@ def _keys(options: argparse.Namespace) -> int:
 
 
 def _loaded(options: argparse.Namespace) -> LoadedSettings:
-    from common.config.load import load_settings  # noqa: PLC0415
-
-    preset = options.names[0] if options.names else None
-    with _restricted(Path(preset or ""), options):
-        return load_settings(preset=preset, overrides=options.overrides, environ=os.environ, strict=True)
-
-
-def _restricted(file: Path, options: argparse.Namespace) -> AbstractContextManager[None]:
-    """Restrict the code that `file` may name, where that is the file of a run."""
     from common.config.code_references import named_modules  # noqa: PLC0415
+    from common.config.load import load_settings  # noqa: PLC0415
     from common.runtime.run_directory import RunDirectory  # noqa: PLC0415
 
-    if file != RunDirectory(file.parent).config:
-        return nullcontext()
-    return extensions.restricted((*options.allow_code, *named_modules(options.overrides)), run=file.parent)
+    preset = options.names[0] if options.names else None
+    run, allowed = Path(preset or "").parent, (*options.allow_code, *named_modules(options.overrides))
+    of_run = preset is not None and Path(preset) == RunDirectory(run).config
+    with extensions.restricted(allowed, run=run) if of_run else nullcontext():
+        return load_settings(preset=preset, overrides=options.overrides, environ=os.environ, strict=True)
 
 
 def _config_show(options: argparse.Namespace) -> int:

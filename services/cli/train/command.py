@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -75,34 +76,27 @@ def _actor_count(text: str) -> str:
 def _train(options: argparse.Namespace) -> int:
     """Begin what the command line names; continue a run that it names with code of the current directory, or that is allowed."""
     from common.config.code_references import named_modules  # noqa: PLC0415
-    from common.runtime.copies import local_path  # noqa: PLC0415
-
-    if not options.resume:
-        return _begin_or_continue(options)
-    # Settings of a member were read from the file of its series, which allows nothing; a user types those of other runs.
-    allowed = (*options.allow_code, *(() if options.member else named_modules(options.overrides)))
-    folder = local_path(options.run_dir or "")
-    with extensions.restricted(allowed, run=folder.parent if options.member else folder):  # of a member its series
-        return _begin_or_continue(options)
-
-
-def _begin_or_continue(options: argparse.Namespace) -> int:
     from common.config.load import preset_names  # noqa: PLC0415
     from common.runtime.copies import local_path  # noqa: PLC0415
     from services.cli.series.grid import has_grid  # noqa: PLC0415
     from services.cli.series.plan import is_series  # noqa: PLC0415
 
-    if not options.names and not options.resume:
-        raise ConfigError("no preset named", wanted=f"one of {', '.join(preset_names())}", fix="try `rookery train cartpole`")
-    if not options.member:  # the options of a series may be newer than its settings
-        _require_once(options)
     folder = None if options.run_dir is None else local_path(options.run_dir)
-    several = has_grid(options.overrides) and not options.member  # what a series gives its member is one value, and was checked
-    if options.seeds is not None or several or (options.resume and is_series(folder)):
-        return _train_series(options, folder)
-    if options.parallel is not None:
-        raise ConfigError("--parallel is for a series", found="one run", wanted="--seeds 1-5, or several values of a setting")
-    return _train_one(options)
+    # Settings of a member were read from the file of its series, which allows nothing; a user types those of other runs.
+    allowed = (*options.allow_code, *(() if options.member else named_modules(options.overrides)))
+    run = (folder or Path()).parent if options.member else folder or Path()  # of a member its series
+    with extensions.restricted(allowed, run=run) if options.resume else nullcontext():
+        if not options.names and not options.resume:
+            fix = "try `rookery train cartpole`"
+            raise ConfigError("no preset named", wanted=f"one of {', '.join(preset_names())}", fix=fix)
+        if not options.member:  # the options of a series may be newer than its settings
+            _require_once(options)
+        several = not options.member and has_grid(options.overrides)  # a member has one value of each, which was checked
+        if options.seeds is not None or several or (options.resume and is_series(folder)):
+            return _train_series(options, folder)
+        if options.parallel is not None:
+            raise ConfigError("--parallel is for a series", found="one run", wanted="--seeds 1-5, or several values of a setting")
+        return _train_one(options, folder)
 
 
 def _by_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -129,8 +123,8 @@ def _initial(options: argparse.Namespace) -> str | None:
     return str(find_checkpoint(fetch(options.init)))
 
 
-def _train_one(options: argparse.Namespace) -> int:
-    from common.runtime.copies import is_address, local_path  # noqa: PLC0415
+def _train_one(options: argparse.Namespace, folder: Path | None) -> int:
+    from common.runtime.copies import is_address  # noqa: PLC0415
     from services.cli.train.plan import Request  # noqa: PLC0415
     from services.cli.train.run import train  # noqa: PLC0415
 
@@ -140,7 +134,7 @@ def _train_one(options: argparse.Namespace) -> int:
     request = Request(
         preset=options.names[0] if options.names else None,
         overrides=(*options.overrides, *named),
-        run_dir=None if options.run_dir is None else local_path(options.run_dir),
+        run_dir=folder,
         store_copy=options.run_dir if options.run_dir and is_address(options.run_dir) else None,
         resume=options.resume,
         auto_actors=auto,
