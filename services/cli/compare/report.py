@@ -22,8 +22,7 @@ from common.runtime.disk import write_atomically
 from services.cli.compare import tables
 from services.cli.compare.runs import Configuration, RunData, configurations
 from services.cli.compare.statistics import RESAMPLES, band
-
-TEMPLATE = "report.html.jinja"
+from services.cli.train.outcome import X_AXES
 
 
 def report(runs: Sequence[RunData], *, out: Path, now: datetime, stdout: TextIO) -> int:
@@ -52,7 +51,7 @@ def render(runs: Sequence[RunData], *, now: datetime) -> str:
     for group in groups:
         by_env.setdefault(group.env, []).append(group)
     shown = [tables.settings_table(groups), tables.runs_table(groups), tables.ledger_table(groups)]
-    template = resources.files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
+    template = resources.files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(template).render(
         title=", ".join(dict.fromkeys(group.runs[0].preset for group in groups)),
@@ -79,7 +78,6 @@ ROWS = (  # column of the curve, label, setting with its target
     ("episode_return_mean", "training return, mean of 100 episodes", "target.mean100"),
     ("evaluation_return", "evaluation return", "target.evaluation"),
 )
-COLUMNS = (("env_steps", "env steps", 1.0), ("wall_seconds", "wall-clock minutes", 60.0))
 LEGEND_WIDTH = 120  # characters
 MARKED_POINTS = 12  # evaluations are few: their times are marked
 
@@ -94,7 +92,7 @@ def draw_returns(groups: Sequence[Configuration]) -> str:
         FigureCanvasSVG(figure)
         grid = figure.subplots(len(rows), 2, sharey="row", squeeze=False)
         for line, (column, name, target) in zip(grid, rows, strict=True):
-            for axes, (x, label, unit) in zip(line, COLUMNS, strict=True):
+            for axes, (x, label, unit) in zip(line, X_AXES, strict=True):
                 _draw_bands(axes, groups, x=x, y=column, unit=unit, target=target)
                 axes.set_xlabel(label)
             line[0].set_ylabel(name)

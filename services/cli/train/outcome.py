@@ -18,6 +18,11 @@ Summary = Mapping[str, Any]
 SCORES = ("mean100", "evaluation")
 """Settings of `target` at which a run is solved."""
 
+X_AXES = (("env_steps", "env steps", 1.0), ("wall_seconds", "wall-clock minutes", 60.0))
+"""Columns of the learning curve over which it is drawn, each with its label and unit."""
+
+_DRAWN = (("episode_return_mean", "training, mean of 100 episodes", "-"), ("evaluation_return", "evaluation", "o"))
+
 
 def read_summary(path: Path) -> Summary | None:
     """Return the summary in the file `path`; None without a valid one."""
@@ -155,22 +160,15 @@ def curve_points(rows: Iterable[Mapping[str, str]], x: str, y: str) -> tuple[lis
 def draw_curve(directory: RunDirectory, *, title: str, target: float | None) -> Path | None:
     """Draw `learning_curve.png`, the return over env steps and time; None for a run too short for a point."""
     rows = read_curve(directory.learning_curve_csv)
-    if not any(curve_points(rows, "env_steps", column)[0] for column in ("episode_return_mean", "evaluation_return")):
+    if not any(curve_points(rows, "env_steps", column)[0] for column, *_ in _DRAWN):
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  # slow to import
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, (x, label, unit) in zip(
-        figure.subplots(1, 2, sharey=True),
-        (("env_steps", "env steps", 1.0), ("wall_seconds", "wall-clock minutes", 60.0)),
-        strict=True,
-    ):
-        for y, name, style in (
-            ("episode_return_mean", "training, mean of 100 episodes", "-"),
-            ("evaluation_return", "evaluation", "o"),
-        ):
+    for axes, (x, label, unit) in zip(figure.subplots(1, 2, sharey=True), X_AXES, strict=True):
+        for y, name, style in _DRAWN:
             xs, ys = curve_points(rows, x, y)
             axes.plot([value / unit for value in xs], ys, style, label=name, markersize=4)
         if target is not None:

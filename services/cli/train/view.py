@@ -25,8 +25,6 @@ from common.observability.learner_stats import Progress
 from common.units import Seconds
 from services.cli.train.status import RunStatus
 
-LIVE_PERIOD: Seconds = 0.5
-LINE_PERIOD: Seconds = 5.0
 MINUTE, HOUR = 60, 3600
 FULL_MEAN = 100  # episodes
 
@@ -208,7 +206,7 @@ def status_fields(frame: ViewFrame) -> dict[str, object]:
 class LiveView:
     """A panel that is redrawn in place, and removed at the end: the result follows, and is newer than the last status."""
 
-    period = LIVE_PERIOD
+    period: Seconds = 0.5  # between two refreshes
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -245,7 +243,7 @@ class LiveView:
 class LineView:
     """One line per frame, plain or JSON; a JSON line has the time (UTC) and the id of the run."""
 
-    period = LINE_PERIOD
+    period: Seconds = 5.0  # between two lines
 
     def __init__(self, stream: TextIO, *, style: Literal["plain", "json"], run_id: str = "") -> None:
         self._stream, self._style, self._run_id = stream, style, run_id

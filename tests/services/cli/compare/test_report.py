@@ -126,7 +126,7 @@ def test_a_target_is_drawn_across_the_returns_that_it_is_of(tmp_path, write_run,
 def test_curves_their_mean_and_its_interval_are_drawn_over_minutes(tmp_path, write_run):
     for seed in (1, 2):
         write_run(tmp_path / f"s{seed}", f"run.seed={seed}", curve=[(60 * at, 100 * at, 10 * seed, None) for at in (1, 5)])
-    axes, (x, _, minutes) = Figure().subplots(), report.COLUMNS[1]
+    axes, (x, _, minutes) = Figure().subplots(), report.X_AXES[1]
     report._draw_bands(axes, configurations(read_runs([tmp_path])), x=x, y=report.ROWS[0][0], unit=minutes, target="")
     assert [(line.get_xdata()[-1], line.get_ydata()[-1]) for line in axes.lines] == [(5, 15), (5, 10), (5, 20)]
     assert axes.collections[0].get_paths()[0].get_extents().extents.tolist() == [1, 10, 5, 20]
