@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,8 @@ def play(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool, video
         with environment_errors(policy.settings.env.name):
             env = stack.enter_context(closing(policy.make_env(render_mode=PICTURES if video or window else None)))
         fps = float(env.metadata["render_fps"])
-        file = stack.enter_context(VideoFile(video, fps=fps)) if video else None
-        screen = stack.enter_context(Window(policy.run_id, fps=fps)) if window else None
+        file = stack.enter_context(closing(VideoFile(video, fps=fps))) if video else None
+        screen = stack.enter_context(closing(Window(policy.run_id, fps=fps))) if window else None
         shows = [show for show in (file, screen) if show]
         report = stack.enter_context(episode_bar("playing", episodes))
         first = environment_seed(seed)
@@ -114,7 +114,7 @@ def _require_package(name: str, *, distribution: str) -> None:
 
 
 class VideoFile:
-    """An mp4 file, H.264, that is opened with the first picture. Leave the context to complete it."""
+    """An mp4 file, H.264, that is opened with the first picture."""
 
     def __init__(self, path: Path, *, fps: float) -> None:
         self.path, self.pictures = path, 0
@@ -122,10 +122,8 @@ class VideoFile:
         self._container: Any = None
         self._stream: Any = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Complete the file."""
         if self._container is not None:
             with self._failures():
                 self._container.mux(self._stream.encode())
@@ -162,7 +160,7 @@ class VideoFile:
 
 
 class Window:
-    """A window on the desktop that shows pictures at their speed. Leave the context to close it."""
+    """A window on the desktop that shows pictures at their speed."""
 
     def __init__(self, title: str, *, fps: float) -> None:
         self.closed = False  # by the user
@@ -170,10 +168,8 @@ class Window:
         self._screen: Any = None
         self._clock: Any = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the window."""
         import pygame  # noqa: PLC0415  part of the command line alone
 
         pygame.display.quit()
