@@ -1,14 +1,7 @@
 """The decisions of `rookery train`: which child process starts, restarts or stops, and when.
 
-Pure: a method for each event gets the time and returns instructions, which `processes.py` executes. The rules:
-
-    an actor, env worker or evaluator that dies restarts with exponential back-off; so does the learner, up to a number of times
-    a run fails where all actors or all env workers crash again and again, or all experience is refused, and none is accepted
-    exit code 2 of any child is an invalid setting, which no restart can correct: the run fails and shows the message
-    the learner is its rank 0; each other rank restarts as the learner does; where one is lost the others end, or are killed
-    exit code 0 of the learner is the end of the run: the workers exit by themselves, or are stopped
-    the first stop request stops the learner first, because it has to save its state, and changes nothing where the run already
-    ends; the second one kills all children
+Pure: a method for each event gets the time and returns instructions, which `processes.py` executes. The rules are in
+services/cli/README.md ("Rules of the supervisor").
 """
 
 from __future__ import annotations
