@@ -53,10 +53,7 @@ def train(
     stderr: TextIO,
     debug: bool = False,
 ) -> int:
-    """Run until the end of the run, and return the exit code.
-
-    Raises `ConfigError` or `ResourceError` before anything is written.
-    """
+    """Run to the end and return the exit code. Raises `ConfigError` or `ResourceError` before anything is written."""
     now = datetime.now().astimezone()
     with make_plan(request, environ=environ, command_line=command_line, now=now) as plan:
         return _run(plan, environ=environ, stdout=stdout, stderr=stderr, debug=debug)
