@@ -86,6 +86,11 @@ def actor_names(actors: int) -> list[str]:
     return [f"{ACTOR}-{number}" for number in range(actors)]
 
 
+def env_worker_names(actor: int, env_workers: int) -> list[str]:
+    """Return the names of the env workers of one policy server."""
+    return [f"{ENV_WORKER}-{actor}-{number}" for number in range(env_workers)]
+
+
 def rank_names(ranks: int) -> list[str]:
     """Return the names of the ranks of the learner; rank 0 is `LEARNER` itself."""
     return [LEARNER, *(f"{LEARNER}-{rank}" for rank in range(1, ranks))]
@@ -93,7 +98,7 @@ def rank_names(ranks: int) -> list[str]:
 
 def child_names(*, ranks: int, evaluator: bool, actors: int, env_workers: int) -> list[str]:
     """Return the names of all children in the order in which they start; each actor with `env_workers` is a policy server."""
-    workers = [f"{ENV_WORKER}-{actor}-{number}" for actor in range(actors) for number in range(env_workers)]
+    workers = [name for actor in range(actors) for name in env_worker_names(actor, env_workers)]
     return [*rank_names(ranks), *([EVALUATOR] if evaluator else []), *actor_names(actors), *workers]
 
 

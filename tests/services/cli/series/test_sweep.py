@@ -429,8 +429,8 @@ def test_a_sweep_that_an_earlier_version_began_goes_on(tmp_path):
     file = tmp_path / "file.yaml"
     file.write_text(FILE.replace("TRIALS", "3").replace("settings: {", "settings: {target.wall_seconds: 30, "))
     with pytest.raises(ConfigError, match="goal curve"):
-        sweep_module._check(read_sweep(file), tmp_path, resume=False, environ={})
-    sweep_module._check(read_sweep(file), tmp_path, resume=True, environ={})
+        sweep_module._check_new(read_sweep(file), {})
+    sweep_module._check_resumed(read_sweep(file), tmp_path, {})
 
 
 def test_the_mean_of_the_curve_of_a_short_run_has_its_last_point(tmp_path, write_run):
