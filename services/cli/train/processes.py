@@ -98,6 +98,10 @@ class Processes:
         not_started, self._not_started = self._not_started, {}
         return {**ended, **not_started}
 
+    def pids(self) -> dict[str, int]:
+        """Return the process id of each running child."""
+        return {name: process.pid for name, process in self._running.items()}
+
     def log(self, child: str) -> Path:
         """Return the file that has the child's output."""
         return self.logs / f"{child}.log"

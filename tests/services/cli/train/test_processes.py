@@ -210,7 +210,7 @@ def test_a_child_that_crashes_leaves_nothing_that_it_started(scene):
     processes = scene.processes(lambda _: [sys.executable, "-c", program])
     processes.start(Start("actor-0"))
     assert scene.heard() == ["engine"]
-    actor = psutil.Process(processes._running["actor-0"].pid)
+    actor = psutil.Process(processes.pids()["actor-0"])
     engines = actor.children()
     actor.kill()
     processes._running["actor-0"].wait()
@@ -245,7 +245,7 @@ def test_the_terminals_ctrl_c_does_not_reach_the_children(scene):
     processes = scene.processes()
     processes.start(Start(LEARNER))
     pid = int(scene.heard()[1])
-    assert os.getpgid(pid) == pid == processes._running[LEARNER].pid
+    assert os.getpgid(pid) == pid == processes.pids()[LEARNER]
     assert os.getpgid(pid) != os.getpgid(0)
     processes.kill_all()
     assert processes.exited() == {LEARNER: -signal.SIGKILL}
