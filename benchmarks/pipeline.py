@@ -152,7 +152,7 @@ def running(preset: str, overrides: Sequence[str] = ()) -> Iterator[Run]:
         plan = stack.enter_context(make_plan(request, environ={}, command_line=["benchmarks"], now=datetime.now(UTC)))
         processes = Processes(command=plan.command, logs=plan.directory.logs, environment=os.environ, lock=plan.lock)
         try:
-            for child in plan.supervisor().children:
+            for child in plan.metrics_ports:
                 processes.start(Start(child))
             yield Run(plan, processes)
         finally:
