@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
 import shlex
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
@@ -72,9 +74,9 @@ def run_folders(path: Path, depth: int = DEPTH, *, warn: Callable[[Path], None] 
     """
     inside = []
     try:
-        if RunDirectory(path).config.is_file():
+        if _type(RunDirectory(path).config) == stat.S_IFREG:
             yield path
-        elif depth and path.is_dir():
+        elif depth and _type(path) == stat.S_IFDIR:
             inside = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     except PermissionError:
         warn(path)
@@ -82,6 +84,16 @@ def run_folders(path: Path, depth: int = DEPTH, *, warn: Callable[[Path], None] 
         return
     for entry in inside:
         yield from run_folders(entry, depth - 1, warn=warn)
+
+
+def _type(path: Path) -> int:
+    """Return the type of a file, as `stat.S_IFMT`, 0 without one; `is_file` of Python 3.14 hides that we may not look."""
+    try:
+        return stat.S_IFMT(path.stat().st_mode)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return 0
 
 
 def is_config_of_a_run(source: str) -> bool:

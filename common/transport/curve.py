@@ -162,7 +162,8 @@ def make(folder: Path, workers: Sequence[str]) -> list[Path]:
     written = []
     try:
         for path in (path for name in workers for path in (folder / name, home / (name + PUBLIC))):
-            if path.exists():  # or raises that we may not look: the folder belongs to the user of the keys
+            with suppress(FileNotFoundError):  # not `exists`, by which Python 3.14 hides that we may not look
+                path.stat()
                 fix = "choose another name; to replace a key, make one under a new name first"
                 raise ConfigError("keys are never overwritten", found=str(path), wanted="a new name", fix=fix)
         if own.exists():
