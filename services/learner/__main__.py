@@ -191,15 +191,7 @@ class _Root:
             record=record, stats=self.stats, journal=journal, agreement=agreement, clock=time.monotonic, masked=masked
         )
         checkpoints = self.build_checkpoints(run, intake, results, uploads)
-        loop = TrainLoop(
-            algorithm=self.algorithm,
-            intake=intake,
-            results=results,
-            checkpoints=checkpoints,
-            health=self.health,
-            stopping=lambda: self.shutdown.requested,
-            will_restart=self.invocation.linger or self.invocation.job,
-        )
+        loop = self.build_loop(intake, results, checkpoints)
         intake.start()
         self.calibrate(record)
         self.health.ready()
@@ -289,6 +281,17 @@ class _Root:
             remove_later=run.store.remove_later,
             newest_saved=run.store.newest,
             health=self.health,
+        )
+
+    def build_loop(self, intake: Intake, results: Results, checkpoints: RunCheckpoints) -> TrainLoop:
+        return TrainLoop(
+            algorithm=self.algorithm,
+            intake=intake,
+            results=results,
+            checkpoints=checkpoints,
+            health=self.health,
+            stopping=lambda: self.shutdown.requested,
+            will_restart=self.invocation.linger or self.invocation.job,
         )
 
     def calibrate(self, record: RunRecord) -> None:
