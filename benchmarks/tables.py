@@ -120,6 +120,7 @@ TABLES = {
         Comparison("breakout-pqn", 10_000_000, 1_325, CLEANRL_PQN, ("env.id=ALE/SpaceInvaders-v5", "env.crop=[0,0]", *SMALL)),
         Comparison("breakout-pqn", 10_000_000, 1_325, CLEANRL_PQN, ("env.id=ALE/SpaceInvaders-v5", "env.crop=[0,0]", *NATURE)),
         Comparison("breakout-pqn", 10_000_000, 2_299, CLEANRL_PQN, ("env.id=ALE/MsPacman-v5", "env.crop=[0,14]", *SMALL)),
+        Comparison("breakout-pqn", 10_000_000, 2_299, CLEANRL_PQN, ("env.id=ALE/MsPacman-v5", "env.crop=[0,14]", *NATURE)),
     ),
     "mujoco": (
         Comparison("halfcheetah", 1_000_000, 9_583, CLEANRL),
