@@ -18,9 +18,10 @@ import subprocess
 import sys
 import tempfile
 import tracemalloc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 CORPUS = Path(__file__).parents[1] / "tests" / "common" / "protocol" / "corpus"
 LENGTH = 2  # bytes of the length before each part
@@ -134,7 +135,7 @@ def _branches(data: bytes) -> set[tuple[str, int, int]]:
     found: set[tuple[str, int, int]] = set()
     last: dict[int, int] = {}
 
-    def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
+    def trace(frame: FrameType, event: str, _: object) -> Any:
         name = frame.f_code.co_filename
         if "common/protocol" not in name:
             return None

@@ -112,10 +112,10 @@ class Worker:
             policy.experience(recorded)
             return env_steps
 
-        parts = [self._cost(part) for part in (step, act, make_experience)]
+        env, acting, experience = (self._cost(part) for part in (step, act, make_experience))
         train = self._cost(_training(settings, algorithm, policy.experience(recorded), env_steps))
         environment.close()
-        return PartCosts(*parts, train)
+        return PartCosts(env=env, act=acting, make=experience, train=train)
 
     def _cost(self, part: Callable[[], EnvSteps]) -> float:
         """Core seconds per env step, while the other cores do the same."""

@@ -41,6 +41,8 @@ RESULTS = Path(__file__).parent / "results" / "soak.md"
 FIELDS = ("seconds", "name", "pid", "rss_mb", "descriptors", "threads")
 KILOBYTE, MEGABYTE = 1e3, 1e6
 
+Sample = dict[str, float | str]  # of one process, by `FIELDS`
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slope:
@@ -69,12 +71,11 @@ def theil_sen(seconds: NDArray[np.float64], values: NDArray[np.float64]) -> Slop
     return Slope(median=float(np.median(slopes)), low=float(slopes[low]), high=float(slopes[high]))
 
 
-def soak(
-    deployment: Deployment, *, minutes: float, seed: int, out: Path
-) -> tuple[list[dict[str, float | str]], dict[str, float]]:
+def soak(deployment: Deployment, *, minutes: float, seed: int, out: Path) -> tuple[list[Sample], dict[str, float]]:
     """Run for `minutes`, with samples to the CSV `out`; return the samples, and bytes of the run directory by part."""
     chance = random.Random(seed)  # noqa: S311  seeded
-    began, samples = time.monotonic(), []
+    samples: list[Sample] = []
+    began = time.monotonic()
     replace_at = began + REPLACED
     with out.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS)
@@ -86,7 +87,7 @@ def soak(
             for name in deployment.names:
                 if used := usage(pid := deployment.pid(name)):
                     rss = used.rss_mib * MIB / MEGABYTE
-                    sample = {"seconds": round(now - began, 1), "name": name, "pid": pid, "rss_mb": rss}
+                    sample: Sample = {"seconds": round(now - began, 1), "name": name, "pid": pid, "rss_mb": rss}
                     samples.append(sample | {"descriptors": used.descriptors, "threads": used.threads})
                     writer.writerow(samples[-1])
             file.flush()
@@ -127,10 +128,10 @@ class Line:
         return not self.judged or (self.slope.high < GOAL and flat)
 
 
-def lines(samples: Sequence[Mapping[str, float | str]], *, minutes: float) -> list[Line]:
+def lines(samples: Sequence[Sample], *, minutes: float) -> list[Line]:
     """Return a line for each process that ran after the warm-up."""
     start = min(600.0, 60 * minutes * WARM_UP)
-    by_pid: dict[tuple[str, int], list[Mapping[str, float | str]]] = defaultdict(list)
+    by_pid: dict[tuple[str, int], list[Sample]] = defaultdict(list)
     births: dict[int, float] = {}
     for sample in samples:
         born = births.setdefault(int(sample["pid"]), float(sample["seconds"]))

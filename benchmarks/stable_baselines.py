@@ -19,7 +19,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from statistics import median
@@ -52,7 +52,7 @@ class Result:
     """Env steps/s of all repetitions; `theirs` by the number of threads."""
 
     ours: Sequence[Window]
-    theirs: dict[int, Sequence[float]]
+    theirs: Mapping[int, Sequence[float]]
 
     @property
     def rate(self) -> float:

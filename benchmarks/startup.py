@@ -52,7 +52,7 @@ class StartedRun:
     def __init__(self, words: Sequence[str], *, tree: Path, run_dir: Path) -> None:
         """Give the command `rookery train WORDS` of the checkout in `tree`."""
         self.figures: Figures = {}
-        self._directory, self._stepped = RunDirectory(run_dir), {}
+        self._directory = RunDirectory(run_dir)
         self._busy, self._began = _busy_seconds(), time.monotonic()
         command = [sys.executable, "-m", "services.cli", "train", *words, "--run-dir", str(run_dir), "--log-format", "plain"]
         environment = {**os.environ, "PYTHONPATH": str(tree.resolve())}  # for the processes of the run too

@@ -164,14 +164,16 @@ def gradient_step(values: nn.Module, target: nn.Module, optimizer: torch.optim.O
         future = target(to_input(np.stack(following))).amax(dim=1) * ~torch.tensor(ended, dtype=torch.bool)
     chosen = values(to_input(np.stack(observation))).gather(1, torch.tensor(action)[:, None])[:, 0]
     optimizer.zero_grad()
-    functional.mse_loss(chosen, torch.tensor(reward, dtype=torch.float32) + GAMMA * future).backward()
+    loss = functional.mse_loss(chosen, torch.tensor(reward, dtype=torch.float32) + GAMMA * future)
+    loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
 
 def env_steps_per_second(program: Program, seconds: float) -> float:
     """Play and train for `seconds` after a warm-up; return env steps trained on per second."""
     values, processes = network(), []
-    target, memory, added, updates = copy.deepcopy(values), [], 0, 0
+    memory: Transitions = []
+    target, added, updates = copy.deepcopy(values), 0, 0
     torch.set_num_threads(cores())  # the gradient step takes most of the time of every rung
     if program.apart:
         context, values = multiprocessing.get_context("spawn"), values.share_memory()

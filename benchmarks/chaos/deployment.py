@@ -201,6 +201,16 @@ class Deployment:
                 self.killed += name.startswith("actor") and number != signal.SIGTERM
                 child.process.send_signal(number)
 
+    def restart(self, name: str, number: signal.Signals) -> None:
+        """End a service by a signal, and wait until it is started again. Raises `TimeoutError`."""
+        pid = self.pid(name)
+        self.kill(name, number)
+        self.await_successor(name, pid)
+
+    def await_successor(self, name: str, pid: int | None) -> None:
+        """Wait until a service has another process than `pid`. Raises `TimeoutError`."""
+        self.until(lambda: self.pid(name) != pid, f"{name} is started again")
+
     def pause(self, name: str, *, on: bool) -> None:
         """Stop all threads of a service, or let them continue."""
         with self._lock:

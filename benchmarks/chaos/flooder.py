@@ -93,9 +93,10 @@ class Keyed:
         self._target, self._turn = Target(), 0
         self._context = zmq.Context()
         self._sockets = []
+        own = WorkerKeys.of(keys)
         for number in range(CONNECTIONS):
             dealer = self._context.socket(zmq.DEALER)
-            for option, value in {**(WorkerKeys.of(keys).options if keys else {}), zmq.LINGER: 0, zmq.SNDTIMEO: 1000}.items():
+            for option, value in {**(own.options if own else {}), zmq.LINGER: 0, zmq.SNDTIMEO: 1000}.items():
                 dealer.setsockopt(option, value)
             dealer.connect(endpoint)
             with contextlib.suppress(zmq.Again):

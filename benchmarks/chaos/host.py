@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from functools import partial
 from operator import gt
 
@@ -42,33 +41,40 @@ def full_disks(scene: Scene, *, seconds: Seconds) -> None:
 
     Each loss must be reported, and all must be written again once there is space; at the end the copy must be restorable.
     """
-    deployment, chance, until = scene.deployment, scene.chance, time.monotonic() + seconds
+    deployment, until = scene.deployment, time.monotonic() + seconds
     kills, rounds = 0, 0
     while time.monotonic() < until:
         rounds += 1
-        for name, folder in chance.sample([*deployment.disks.items()], len(deployment.disks)):
-            losses = _losses(scene, name)
-            with machine.full(folder, logs=name == "logs"):
-                if chance.random() < KILLED:
-                    kills += 1
-                    _kill_learner(scene)
-                    losses = min(losses, _losses(scene, name))  # of its successor, where they are in its metrics
-                if name == "logs":  # their loss is reported in the log itself, afterwards
-                    _restart(scene, "actor-0", signal.SIGTERM)
-                    scene.await_flow(timed=False)
-                else:
-                    _await(scene, lambda name=name, losses=losses: _losses(scene, name) > losses, f"a loss of {name} is reported")
-                time.sleep(chance.uniform(0.0, FULL))
-                scene.await_flow()
-                _restore(scene)
-            written = _written(scene, name)
-            if name == "logs":
-                _await(scene, lambda losses=losses: _losses(scene, "logs") > losses, "lost lines are reported")
-            _await(scene, lambda name=name, then=written: all(map(gt, _written(scene, name), then)), f"{name} are written again")
+        for name in scene.chance.sample([*deployment.disks], len(deployment.disks)):
+            killed = scene.chance.random() < KILLED
+            kills += killed
+            _fill_for_a_while(scene, name, killed=killed)
     scene.notes.append(f"each disk was full {rounds} times; the learner was killed on a full one {kills} times")
     for row in deployment.run_files.learning_curve_csv.read_text().splitlines():
         if row.count(",") != len(CURVE) - 1:
             scene.broken.append(f"a row of the learning curve is cut: {row!r}")
+
+
+def _fill_for_a_while(scene: Scene, name: str, *, killed: bool) -> None:
+    """Fill one disk, and free it; the learner is killed meanwhile where `killed` says so."""
+    deployment, chance = scene.deployment, scene.chance
+    losses = _losses(scene, name)
+    with machine.full(deployment.disks[name], logs=name == "logs"):
+        if killed:
+            _kill_learner(scene)
+            losses = min(losses, _losses(scene, name))  # of its successor, where they are in its metrics
+        if name == "logs":  # their loss is reported in the log itself, afterwards
+            deployment.restart("actor-0", signal.SIGTERM)
+            scene.await_flow(timed=False)
+        else:
+            deployment.until(lambda: _losses(scene, name) > losses, f"a loss of {name} is reported")
+        time.sleep(chance.uniform(0.0, FULL))
+        scene.await_flow()
+        _restore(scene)
+    written = _written(scene, name)
+    if name == "logs":
+        deployment.until(lambda: _losses(scene, name) > losses, "lost lines are reported")
+    deployment.until(lambda: all(map(gt, _written(scene, name), written)), f"{name} are written again")
 
 
 def _restore(scene: Scene) -> None:
@@ -122,24 +128,14 @@ def clock_steps(scene: Scene) -> None:
     for offset in (HOUR, -HOUR) if scene.short else (HOUR, -HOUR, 0.0):
         clock.step(offset)
         scene.await_flow()
-        _restart(scene, "actor-0", signal.SIGKILL)
+        scene.deployment.restart("actor-0", signal.SIGKILL)
         scene.await_flow(timed=False)  # its process starts anew, which takes seconds
         time.sleep(scene.scaled(5.0, 0.0))
 
 
 def _kill_learner(scene: Scene) -> None:
-    _restart(scene, "learner", signal.SIGKILL)
+    scene.deployment.restart("learner", signal.SIGKILL)
     scene.await_flow(scene.deployment.bound())
-
-
-def _restart(scene: Scene, name: str, number: signal.Signals) -> None:
-    before = scene.deployment.pid(name)
-    scene.deployment.kill(name, number)
-    _await(scene, lambda: scene.deployment.pid(name) != before, f"{name} is started again")
-
-
-def _await(scene: Scene, happened: Callable[[], bool], what: str) -> None:
-    scene.deployment.until(happened, what)
 
 
 def _await_failure(scene: Scene) -> None:

@@ -81,9 +81,7 @@ def kill_learners(scene: Scene) -> None:
     for _ in range(int(scene.scaled(20, 2))):
         time.sleep(scene.chance.uniform(0.0, scene.scaled(4.0, 1.0)))
         kill = signal.Signals[f"SIG{scene.chance.choice(MIX[:4])}"]
-        before = scene.deployment.pid("learner")
-        scene.deployment.kill("learner", kill)
-        scene.deployment.until(lambda before=before: scene.deployment.pid("learner") != before, "the learner is started again")
+        scene.deployment.restart("learner", kill)
         scene.await_flow(scene.deployment.bound())
 
 
@@ -95,9 +93,8 @@ def kill_ranks(scene: Scene) -> None:
         before = {rank: deployment.pid(rank) for rank in deployment.learners}
         killed_at = time.monotonic()
         deployment.kill(scene.chance.choice(deployment.learners), signal.SIGKILL)
-        deployment.until(
-            lambda before=before: all(deployment.pid(rank) != pid for rank, pid in before.items()), "all ranks are started again"
-        )
+        for rank, pid in before.items():
+            deployment.await_successor(rank, pid)
         scene.await_flow(killed_at)
 
 
@@ -109,7 +106,7 @@ def kill_all(scene: Scene) -> None:
         before = deployment.pid("learner")
         for name in deployment.names:
             deployment.kill(name, signal.SIGKILL)
-        deployment.until(lambda before=before: deployment.pid("learner") != before, "the learner is started again")
+        deployment.await_successor("learner", before)
         deployment.bound()
         scene.await_flow(timed=False)  # all processes start anew, which takes seconds
 

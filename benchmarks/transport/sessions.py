@@ -97,7 +97,7 @@ def hold(crowd: Crowd, endpoint: str, numbers: range) -> None:
             turn_at = max(turn_at + pause, now - CATCH_UP_SECONDS)
             workers[turn % len(workers)].offer()
             turn += 1
-        for socket, _ in poller.poll(max(0.0, turn_at - time.monotonic()) * 1000):
+        for socket, _ in poller.poll(int(max(0.0, turn_at - time.monotonic()) * 1000)):
             by_socket[socket].receive()
 
 
