@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from benchmarks.part_costs import warm_up
 from benchmarks.pipeline import Window, running
 from common.config.load import load_settings
 from common.observability.deployment import EVALUATOR
@@ -54,9 +55,9 @@ def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: S
 
 
 def _watch(preset: str, overrides: Sequence[str], seconds: Seconds) -> Window:
-    warm = 8 * load_settings(preset=preset, overrides=overrides, environ={}).settings.scale.batch_env_steps
+    settings = load_settings(preset=preset, overrides=overrides, environ={}).settings
     with running(preset, overrides) as run:
-        run.wait_until_trained(warm)
+        run.wait_until_trained(warm_up(settings) + 8 * settings.scale.batch_env_steps)
         return run.watch(seconds)
 
 

@@ -24,6 +24,13 @@ def test_runs_are_measured_with_and_without_an_evaluator_in_turns(watched):
     assert "its share of the core time: 16.7%" in report(pairs)
 
 
+def test_a_replay_memory_is_warm_before_a_run_is_watched(watched):
+    """Before its first gradient step a run is much faster, and the cost of the evaluator would be another one."""
+    runs = watched(evaluator)
+    benchmark("cartpole-dqn", (), repeats=1, seconds=1.0)
+    assert all(run.warm > run.settings.algorithm.warmup for run in runs)
+
+
 def test_the_cost_is_the_part_of_the_throughput_that_is_lost():
     """By hand: 950 env steps/s beside an evaluator instead of 1,000 alone are five percent."""
     alone = Window(seconds=1.0, growth={LEARNER: {TRAINED: 1000.0}})
