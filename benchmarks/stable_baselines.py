@@ -126,7 +126,7 @@ def stable_baselines3(settings: Settings, *, threads: int, seconds: Seconds) -> 
         torch.set_num_threads(threads)
     recipe = COMPARED[settings.algorithm.name]
     model = recipe.build(settings)
-    clock = Clock(first=recipe.warm_up(settings), seconds=seconds, rows=model.n_envs)
+    clock = Clock(first=recipe.warm_up(settings), seconds=seconds, rows=model.n_envs, every=recipe.steps(settings))
     model.learn(sys.maxsize, callback=clock)
     return clock.rate
 
@@ -232,6 +232,7 @@ class Compared(NamedTuple):
 
     build: Callable[[Settings], Any]  # theirs
     warm_up: Callable[[Settings], int]  # env steps that are not measured
+    steps: Callable[[Settings], int]  # of all environments, between two trainings of theirs
     same: tuple[str, ...] = ()  # settings of ours without which the two would differ
 
 
@@ -239,6 +240,7 @@ COMPARED = {
     "td3": Compared(
         _td3,
         warm_up=lambda _: WARM_UP + STEADY,
+        steps=lambda _: 1,
         same=(
             f"algorithm.warmup={WARM_UP}",
             f"algorithm.random_env_steps={WARM_UP}",
@@ -248,6 +250,7 @@ COMPARED = {
     "ppo": Compared(
         _ppo,
         warm_up=lambda settings: BATCHES * settings.scale.batch_env_steps,
+        steps=lambda settings: settings.rollout.length,
         same=("model.shared_trunk=false", "model.layer_norm=false"),
     ),
 }
@@ -256,10 +259,13 @@ COMPARED = {
 class Clock:
     """A callback of Stable-Baselines3 after each step of its environments: ends the measurement and holds its rate."""
 
-    def __init__(self, *, first: int, seconds: Seconds, rows: int = 1) -> None:
-        """Count from env step `first` on, for `seconds`; each step is one of `rows` environments."""
+    def __init__(self, *, first: int, seconds: Seconds, rows: int = 1, every: int = 1) -> None:
+        """Count from env step `first` on, for `seconds`; each step is one of `rows` environments.
+
+        The count ends a multiple of `every` steps after it began: as many rollouts are counted as trainings on them.
+        """
         self._first, self._seconds, self._rows = -(-first // rows), seconds, rows
-        self._asked = 0
+        self._every, self._asked = every, 0
         self._began: Seconds = 0.0
         self.rate = 0.0
 
@@ -269,9 +275,10 @@ class Clock:
         if self._asked == self._first:
             self._began = time.monotonic()
         past = time.monotonic() - self._began
-        if self._asked <= self._first or past < self._seconds:
+        counted = self._asked - self._first
+        if counted <= 0 or counted % self._every or past < self._seconds:
             return True
-        self.rate = self._rows * (self._asked - self._first) / past
+        self.rate = self._rows * counted / past
         return False
 
 

@@ -72,6 +72,17 @@ def test_the_clock_counts_after_the_warm_up(monkeypatch):
     assert clock.rate == 1.0
 
 
+def test_the_clock_counts_as_many_rollouts_as_trainings(monkeypatch):
+    """Rollouts of 4 steps of 2 environments without time, each followed by a training of a second: 8 env steps/s, by hand."""
+    clock = stable_baselines.Clock(first=8, seconds=2.5, rows=2, every=4)
+    steps, goes_on = 0, True
+    monkeypatch.setattr(stable_baselines.time, "monotonic", lambda: float((steps - 1) // 4))
+    while goes_on:
+        steps += 1
+        goes_on = clock({}, {})
+    assert clock.rate == 8.0
+
+
 @pytest.mark.parametrize(
     ("preset", "overrides"),
     [
