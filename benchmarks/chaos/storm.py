@@ -48,7 +48,7 @@ class Scene:
     notes: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)  # violations beyond the goals of every storm
     before: float = 0.0  # honest env steps per second
-    during: float = 0.0
+    during: float | None = None  # None: not taken yet
     claims: bool = False  # the storm sends env steps that no environment made
 
     def scaled(self, whole: float, part: float) -> float:
@@ -124,7 +124,7 @@ def _pass(storm: Storm, scene: Scene, *, seed: int) -> Row:
         try:
             steps, at = sum(deployment.steps().values()), time.monotonic()
             storm.disturb(scene)
-            if not scene.during:
+            if scene.during is None:
                 scene.during = (sum(deployment.steps().values()) - steps) / (time.monotonic() - at)
             if not scene.flow_back:
                 scene.await_flow()
@@ -139,7 +139,7 @@ def _pass(storm: Storm, scene: Scene, *, seed: int) -> Row:
         seconds=seconds,
         flow_back=tuple(scene.flow_back),
         rate_before=scene.before,
-        rate_during=scene.during,
+        rate_during=scene.during or 0.0,
         before=before,
         after=usage(deployment.pid("learner")),
         peak_rss_mib=sampler.peak_rss_mib,

@@ -50,9 +50,9 @@ def slow(row: Row) -> list[str]:
         found.append(f"{row.log_bytes_per_minute / 1000:,.0f} KB of log per minute")
     if row.before and row.after and row.after.rss_mib > row.before.rss_mib + row.storm.memory_goal:  # of a backlog, too
         found.append(f"learner RSS {_memory(row)} MiB")
-    goal = row.storm.rate_goal
-    if goal is not None and row.rate_during < goal * row.rate_before:
-        found.append(f"honest rate {row.rate_during / row.rate_before:.0%} of before, wanted {goal:.0%}")
+    goal, share = row.storm.rate_goal, row.rate_during / row.rate_before if row.rate_before else 0.0
+    if goal is not None and share < goal:
+        found.append(f"honest rate {share:.0%} of before, wanted {goal:.0%}")
     return found
 
 

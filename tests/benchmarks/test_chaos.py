@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import random
 import socket
 import threading
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import keys_storm
-from benchmarks.chaos import flooder, floods
+from benchmarks.chaos import flooder, floods, storm
 from benchmarks.chaos.__main__ import STORMS, main
 from benchmarks.chaos.books import Books
 from benchmarks.chaos.kills import blows
@@ -109,6 +110,7 @@ def test_the_parts_of_a_message_without_an_end_may_be_kept():
         ({"log_bytes_per_minute": 1_200_000}, "1,200 KB of log per minute"),
         ({"after": replace(USED, rss_mib=333.0)}, "learner RSS 300 / 310 / 333 MiB"),
         ({"rate_during": 94.0}, "honest rate 94% of before, wanted 95%"),
+        ({"rate_before": 0.0, "rate_during": 0.0}, "honest rate 0% of before, wanted 95%"),
     ],
 )
 def test_goals_that_depend_on_the_speed_of_the_machine_are_reported_apart(changes, sentence):
@@ -276,6 +278,21 @@ def test_a_flood_that_does_not_arrive_shows_nothing(arrived, door, broken):
     flooded = scene()
     floods.check_arrival(flooded, arrived, 100, door=door)
     assert flooded.broken == broken
+
+
+def test_actors_that_stood_still_in_the_measured_part_have_no_rate(monkeypatch):
+    """The rate of the whole storm, in which the actors step again afterwards, is another one."""
+    monkeypatch.setattr(storm.time, "sleep", lambda _: None)
+    made = {"actor-0": 0}
+    still = scene(SimpleNamespace(exits=[], log_bytes=int, pid=lambda _: os.getpid(), steps=lambda: made))
+    still.flow_back = [0.5]
+
+    def disturb(scene):
+        with scene.rated():
+            pass
+        made["actor-0"] += 1_000
+
+    assert storm._pass(replace(STORM, disturb=disturb), still, seed=1).rate_during == 0.0
 
 
 def test_half_open_connections_must_be_taken_while_actors_flow(monkeypatch):
