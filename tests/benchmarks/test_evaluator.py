@@ -28,7 +28,7 @@ def test_a_replay_memory_is_warm_before_a_run_is_watched(watched):
     """Before its first gradient step a run is much faster, and the cost of the evaluator would be another one."""
     runs = watched(evaluator)
     benchmark("cartpole-dqn", (), repeats=1, seconds=1.0)
-    assert all(run.warm > run.settings.algorithm.warmup for run in runs)
+    assert all(run.warm == run.settings.algorithm.warmup + 8 * run.settings.scale.batch_env_steps for run in runs)
 
 
 def test_the_cost_is_the_part_of_the_throughput_that_is_lost():
