@@ -110,6 +110,7 @@ def benchmark(load: Load, *, seconds: Seconds, readings: int = 60, keys: str = "
 
 
 def _measure(intake: Intake, actors: Sequence[BaseProcess], seconds: Seconds, readings: int) -> Result:
+    intake.update_stats()
     before, cpu, began = intake.stats, ThreadSeconds.now(), time.monotonic()
     env_steps, resident = 0, [psutil.Process().memory_info().rss]
     for number in range(readings):
@@ -118,12 +119,13 @@ def _measure(intake: Intake, actors: Sequence[BaseProcess], seconds: Seconds, re
         resident.append(psutil.Process().memory_info().rss)
     arrived = lambda count: (env_steps or count) and intake.stats.bytes_received > before.bytes_received  # noqa: E731
     env_steps += _consume(intake, until=arrived, within=START_SECONDS, actors=actors)
+    intake.update_stats()
     spent, spent_cpu, after = time.monotonic() - began, ThreadSeconds.now() - cpu, intake.stats
     return Result(
         seconds=spent,
         env_steps=env_steps,
         received_bytes=after.bytes_received - before.bytes_received,
-        dropped=sum(after.ledger["dropped"].values()),
+        dropped=sum(after.ledger["dropped"].values()) - sum(before.ledger["dropped"].values()),
         intake_cpu_seconds=spent_cpu.intake,
         zmq_cpu_seconds=spent_cpu.zmq,
         memory_bytes=resident,
