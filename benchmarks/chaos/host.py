@@ -56,7 +56,7 @@ def full_disks(scene: Scene, *, seconds: Seconds) -> None:
 
 
 def _fill_for_a_while(scene: Scene, name: str, *, killed: bool) -> None:
-    """Fill one disk, and free it; the learner is killed meanwhile where `killed` says so."""
+    """Fill one disk and free it; with `killed`, kill the learner in between."""
     deployment, chance = scene.deployment, scene.chance
     losses = _losses(scene, name)
     with machine.full(deployment.disks[name], logs=name == "logs"):
