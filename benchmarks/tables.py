@@ -107,7 +107,7 @@ FRAMES = ("env.height=84", "env.width=64", "env.max_episode_frames=108000")
 """The frames of `spaceinvaders`, for games with smaller objects than Breakout; longest game as published."""
 SMALL = (*FRAMES, "model.conv=[[16,8,4],[32,4,2]]", "model.hidden=[256]")
 """The frames and the network of `spaceinvaders`."""
-NATURE = (*FRAMES, "model.conv=[[32,8,4],[64,4,2],[64,3,1]]", "model.hidden=[512]", "algorithm.epochs=2")
+NATURE = ("model.conv=[[32,8,4],[64,4,2],[64,3,1]]", "model.hidden=[512]", "algorithm.epochs=2")
 """The published network (Mnih et al. 2015), and half the published epochs, which two cores train in two hours."""
 
 TABLES = {
@@ -117,10 +117,15 @@ TABLES = {
         Comparison("pong-pqn", 10_000_000, 20.5, CLEANRL_PQN),
         Comparison("breakout", 10_000_000, 414.66, CLEANRL),
         Comparison("breakout-pqn", 10_000_000, 385, CLEANRL_PQN),
+        Comparison("breakout-pqn", 10_000_000, 385, CLEANRL_PQN, ("env.height=84", "env.width=64", "env.crop=[11,5]", *NATURE)),
         Comparison("breakout-pqn", 10_000_000, 1_325, CLEANRL_PQN, ("env.id=ALE/SpaceInvaders-v5", "env.crop=[0,0]", *SMALL)),
-        Comparison("breakout-pqn", 10_000_000, 1_325, CLEANRL_PQN, ("env.id=ALE/SpaceInvaders-v5", "env.crop=[0,0]", *NATURE)),
+        Comparison(
+            "breakout-pqn", 10_000_000, 1_325, CLEANRL_PQN, ("env.id=ALE/SpaceInvaders-v5", "env.crop=[0,0]", *FRAMES, *NATURE)
+        ),
         Comparison("breakout-pqn", 10_000_000, 2_299, CLEANRL_PQN, ("env.id=ALE/MsPacman-v5", "env.crop=[0,14]", *SMALL)),
-        Comparison("breakout-pqn", 10_000_000, 2_299, CLEANRL_PQN, ("env.id=ALE/MsPacman-v5", "env.crop=[0,14]", *NATURE)),
+        Comparison(
+            "breakout-pqn", 10_000_000, 2_299, CLEANRL_PQN, ("env.id=ALE/MsPacman-v5", "env.crop=[0,14]", *FRAMES, *NATURE)
+        ),
     ),
     "mujoco": (
         Comparison("halfcheetah", 1_000_000, 9_583, CLEANRL),
