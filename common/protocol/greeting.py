@@ -93,7 +93,8 @@ class Greeting:
         others = self._registry.connected(hello.role) - holds
         if others < self._config.slots(hello.role):
             return None
-        remedy = "raise learner.max_actors" if hello.role == "actor" else "end one"
+        limit = "actor.count" if self._config.lockstep else "learner.max_actors"
+        remedy = f"raise {limit}" if hello.role == "actor" else "end one"
         return Objection(RefusalCode.FULL, f"the run has its {others} {hello.role}s; {remedy} to admit another", retry=True)
 
     def _check_counters(self, hello: Hello, same: Worker | None) -> Objection | None:

@@ -10,7 +10,7 @@ import pytest
 from common.errors import DropReason
 from common.protocol import events as e
 from common.protocol.events import RefusalCode
-from common.protocol.messages import ACTOR_STATE, Credit, Welcome
+from common.protocol.messages import ACTOR_STATE, Credit, Refusal, Welcome
 from tests.common.protocol.test_learner_side import ARRAYS, SCHEMA, Learner, items, of, refusal
 
 pytestmark = pytest.mark.pure
@@ -47,6 +47,15 @@ def train(side: Learner, *seqs: int, **sender: Any) -> list[e.Instruction]:
     """In lockstep a message leaves the queue when it was trained on."""
     out = side.handle(e.Taken(items=items(*seqs, **sender)))
     return out + side.handle(e.Completed(items=items(*seqs, **sender)))
+
+
+def test_one_actor_too_many_is_refused_with_the_setting_that_is_the_limit() -> None:
+    """In lockstep `learner.max_actors` admits none beyond `actor.count`."""
+    side = learner()
+    for name in "ab":
+        welcomed(side, name)
+    (answer,) = of(Refusal, side.greet("c"), b"c")
+    assert answer.reason == "the run has its 2 actors; raise actor.count to admit another"
 
 
 def test_a_slot_without_a_message_begins_as_its_first_holder_did() -> None:
