@@ -153,7 +153,9 @@ class LearnerSettings(Section):
         description="unacknowledged trajectories per actor; bounds queue and policy lag; raised where few actors fill a batch; "
         "in lockstep it is the number of trajectories that one batch takes from each actor",
     )
-    max_actors: int = Field(default=64, ge=1, le=65536, description="actors connected at once; more are refused")
+    max_actors: int = Field(
+        default=64, ge=1, le=65536, description="actors connected at once, in lockstep actor.count; more are refused"
+    )
     max_policy_lag: int = Field(default=20, ge=0, description="policy versions; older experience is dropped and counted as stale")
     snapshot_precision: Precision = Field(default="fp32", description="weights sent to workers; bf16 halves the bytes and rounds")
     torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of the training computation")

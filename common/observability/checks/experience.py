@@ -234,7 +234,7 @@ MISSING = Check(
     runbook="""\
 1. `/readyz` of an actor that is not connected, and its log: it is refused (with the reason), or does not reach the learner's
    address.
-2. The learner refuses more actors than `learner.max_actors`.
+2. The learner refuses more actors than `learner.max_actors`, in lockstep than `actor.count`.
 3. If none runs, start some.
 """,
 )
