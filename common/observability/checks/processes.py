@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from common.observability import learner_metrics as learner
 from common.observability import promql
 from common.observability import worker_metrics as worker
-from common.observability.checks.base import COUNT, OURS, Check, Threshold, largest_first
+from common.observability.checks.base import COUNT, OURS, Check, Threshold, declared, largest_first
 from common.observability.deployment import LEARNER, ROLES, Deployment
 from common.observability.metrics import LOOP_OVERDUE
 from common.observability.rules import ALL
@@ -268,4 +268,4 @@ WATCHDOG = Check(
     runbook="It fires as long as alerts are evaluated. Send it to a service that calls you when it stops.\n",
 )
 
-CHECKS = (UNREACHABLE, HUNG, RESTARTED, REFUSED, SOCKET_REOPENED, MEMORY, DESCRIPTORS, DISCONNECTED, RECONNECTS, WATCHDOG)
+CHECKS = declared(globals())
