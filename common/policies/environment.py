@@ -112,8 +112,9 @@ class RunEnvironment(gymnasium.Env[Any, Any]):
         given, known = np.asarray(action), self.run_spec.action
         first = getattr(self._environment.action_space, "start", 0)  # of numbers; the batch of a MultiDiscrete has none
         if given.size == self._agents * math.prod(known.shape) and given.dtype.kind in ("biu" if known.discrete else "biuf"):
-            ours: Array = (given - first).reshape(self._agents, *known.shape)
-            if not known.discrete or ((ours >= 0) & (ours < np.array(known.choices).reshape(known.shape))).all():
+            ours: Array = given.reshape(self._agents, *known.shape) - np.ravel(first)
+            valid = (ours >= 0) & (ours < np.reshape(known.choices, known.shape)) if known.discrete else np.isfinite(ours)
+            if valid.all():
                 return ours
         raise ConfigError(f"no action of {self._name}", found=action, wanted=f"one of {self.action_space}")
 

@@ -52,6 +52,12 @@ def painted(render_mode=None):
 def plain():
     return Drawn()
 
+class Table(Drawn):
+    action_space = gymnasium.spaces.MultiDiscrete([[3, 2], [2, 2]], start=[[5, 7], [0, 1]])
+
+    def step(self, action):
+        return np.zeros(2, np.float32), float(self.action_space.contains(action)), False, False, {}
+
 class Pair:
     possible_agents, metadata, render_mode = ["a", "b"], {}, None
 
@@ -103,6 +109,21 @@ def test_an_action_that_the_environment_does_not_have_is_refused(wrong):
         ):
             env.step(wrong)
         env.step(5)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_continuous_action_that_is_not_finite_is_refused(wrong):
+    with closing(RunEnvironment(EnvSettings(entry_point="common.envs.probes:joint_action", kwargs={"kind": "box"}))) as env:
+        env.reset(seed=1)
+        with pytest.raises(ConfigError, match=r"no action of common\.envs\.probes:joint_action: found"):
+            env.step(np.array([[1.0, wrong]]))
+
+
+def test_numbers_of_several_axes_are_taken_flat_too(games):
+    """As a batch of one action is: the size decides."""
+    with closing(RunEnvironment(EnvSettings(entry_point="drawn_games:Table"))) as env:
+        env.reset(seed=1)
+        assert [env.step(np.array(action))[1] for action in ([[7, 8], [0, 2]], [7, 8, 0, 2])] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("mode", [None, "rgb_array"])
