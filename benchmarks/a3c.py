@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.learning import kept, newest
+from benchmarks.learning import kept, machine, newest
 from benchmarks.pipeline import Window, running
 from benchmarks.throughput import NO_EVALUATOR
 from common.algorithms.registry import build_payload
@@ -30,7 +31,6 @@ from common.envs.trial import spec_of
 from common.models import nets
 from common.models.snapshot import ParameterLayout
 from common.observability.deployment import LEARNER
-from common.runtime.machine import cores
 from common.units import Seconds
 
 PRESETS = ("pong-a3c", "pong-a3c-grad")
@@ -162,12 +162,16 @@ def solved(path: Path) -> list[str]:
 
 def page(rows: Sequence[Row], *, seconds: Seconds, load_before: float, learning: Path) -> str:
     """Return the page of results in Markdown."""
-    lines = ["# A3C by data and by gradients", "", f"    python -m benchmarks.a3c --seconds {seconds:g}", ""]
+    settings = load_settings(preset=rows[0].preset, environ={}).settings
+    env, images = settings.env, "x".join(map(str, spec_of(settings.env).network_input_shape[1:]))
+    networks = list(dict.fromkeys(row.network for row in rows))
+    chosen = "" if networks == list(LADDER) else f" --networks {shlex.join(networks)}"
+    lines = ["# A3C by data and by gradients", "", f"    python -m benchmarks.a3c --seconds {seconds:g}{chosen}", ""]
+    lines += [f"{machine()}; load {load_before:.1f} before it began, {datetime.now(UTC).date()}."]
     lines += [
-        f"{cores()} cores, load {load_before:.1f} before it began, {datetime.now(UTC).date()}. Two actors with 8 games each,"
+        f"{settings.actor.count} actors with {env.num_envs} games each, images of {images} where the network's name has no size,"
     ]
-    rollouts = f"rollouts of {rows[0].traffic.rows} env steps"
-    lines += [f"42x42 frames but for the last network, {rollouts}, real processes over loopback, no evaluator."]
+    lines += [f"rollouts of {rows[0].traffic.rows} env steps, real processes over loopback, no evaluator."]
     lines += ["Bytes and core time are per env step trained on.", "", *table(rows), ""]
     lines += ["## Where they cross", "", *crossovers(rows), "", "## Time to solve", "", *solved(learning)]
     return "\n".join(lines) + "\n"
