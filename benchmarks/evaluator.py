@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks.part_costs import warm_up
-from benchmarks.pipeline import Window, running
+from benchmarks.pipeline import PLAYED, Window, running
 from common.config.load import load_settings
 from common.observability.deployment import EVALUATOR
 from common.units import Seconds
 
 ALWAYS = "evaluator.every_seconds=1"  # the least; an evaluation takes longer
 NEVER = "evaluator.enabled=false"
-PLAYED = "rookery_evaluator_env_steps_total"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +56,7 @@ def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: S
 def _watch(preset: str, overrides: Sequence[str], seconds: Seconds) -> Window:
     settings = load_settings(preset=preset, overrides=overrides, environ={}).settings
     with running(preset, overrides) as run:
+        run.wait_until_all_step(1)  # an evaluator that still starts costs something else
         run.wait_until_trained(warm_up(settings) + 8 * settings.scale.batch_env_steps)
         return run.watch(seconds)
 

@@ -20,7 +20,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import ResourceError
-from common.observability.deployment import LEARNER
+from common.observability.deployment import EVALUATOR, LEARNER
 from common.units import Seconds
 from services.cli.inspect.scrape import get
 from services.cli.train.instructions import Start
@@ -35,6 +35,7 @@ LEAST_ENV_STEPS = 1  # that are trained on within a window, however long they ta
 ENDLESS = ("target.mean100=null", "target.wall_seconds=null", f"target.env_steps={10**12}", "log.format=plain")
 TRAINED = "rookery_learner_env_steps_trained_total"
 STEPPED = "rookery_actor_env_steps_total"
+PLAYED = "rookery_evaluator_env_steps_total"
 CPU = "process_cpu_seconds_total"
 
 Reading = dict[str, float]
@@ -101,9 +102,9 @@ class Run:
                 raise ResourceError("the run does not train", found=f"{self._trained():.0f} env steps", wanted=f"{wanted:.0f}")
 
     def wait_until_all_step(self, env_steps: int) -> None:
-        """Wait until each actor has made `env_steps`. Raises `ResourceError` where one does not."""
+        """Wait until each actor, and the evaluator, has made `env_steps`. Raises `ResourceError` where one does not."""
         deadline = time.monotonic() + START_SECONDS
-        for child in (child for child in self._plan.urls if child.startswith("actor-")):
+        for child in (child for child in self._plan.urls if child == EVALUATOR or child.startswith("actor-")):
             while (stepped := self._stepped(child)) < env_steps:
                 if time.monotonic() > deadline:
                     raise ResourceError(f"{child} does not step", found=f"{stepped:.0f} env steps", wanted=str(env_steps))
@@ -130,7 +131,7 @@ class Run:
 
     def _stepped(self, child: str) -> float:
         try:
-            return scrape(self._plan.urls[child]).get(STEPPED, 0.0)
+            return scrape(self._plan.urls[child]).get(PLAYED if child == EVALUATOR else STEPPED, 0.0)
         except OSError:  # not up yet
             return 0.0
 

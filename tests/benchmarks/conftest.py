@@ -17,15 +17,15 @@ class Watched:
     """A run of given settings: each env step that is awaited was trained on, at 100 a second, by half a core."""
 
     def __init__(self, settings):
-        self.settings, self.warm = settings, 0.0
+        self.settings, self.warm, self.stepping = settings, 0.0, False
 
     def wait_until_trained(self, env_steps):
         """Note them."""
         self.warm += env_steps
 
     def wait_until_all_step(self, env_steps):
-        """Note them as trained."""
-        self.warm += env_steps
+        """Note that all were waited for."""
+        self.stepping = env_steps > 0
 
     def watch(self, seconds):
         """Return the growth of what the learner and the evaluator count."""

@@ -11,12 +11,13 @@ pytestmark = pytest.mark.pure
 
 
 def test_runs_are_measured_with_and_without_an_evaluator_in_turns(watched):
-    """The order of the second pair is the other one, and all runs are warm."""
+    """The order of the second pair is the other one, all runs are warm, and the evaluators play."""
     runs = watched(evaluator)
     pairs = benchmark("cartpole", ("algorithm.epochs=1",), repeats=2, seconds=1.0)
     assert [run.settings.evaluator.enabled for run in runs] == [False, True, True, False]
     assert [run.settings.evaluator.every_seconds for run in runs[1:3]] == [1.0, 1.0]
     assert all(run.settings.algorithm.epochs == 1 and run.warm >= run.settings.scale.batch_env_steps for run in runs)
+    assert all(run.stepping for run in runs)
     for pair in pairs:
         assert EVALUATOR in pair.beside.growth
         assert EVALUATOR not in pair.without.growth
