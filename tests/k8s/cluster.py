@@ -51,6 +51,7 @@ class Run:
         self.capacity, self.supply, self.start = capacity, supply, start_seconds
         self.learner, self.actors = Counters(born=0), [Counters(born=-start_seconds) for _ in range(replicas)]
         self.seen: dict[int, Seen] = {}
+        self.connected: deque[int] = deque(maxlen=WINDOW // SCRAPE)  # actors, one number per scrape
 
     def second(self, now: int) -> None:
         """Advance actors and learner by a second; the faster side waits."""
@@ -63,6 +64,7 @@ class Run:
             actor.steps += done / len(acting)
             actor.waited += 1.0 - done / offered
         if now % SCRAPE == 0:
+            self.connected.append(len(acting))
             for process in (self.learner, *acting):
                 self.seen.setdefault(id(process), Seen()).samples.append((now, process.steps, process.waited))
 
@@ -74,7 +76,7 @@ class Run:
         """Return the rates of the scraped processes, from which the queries are computed."""
         acting = [rates for actor in self.actors if (seen := self.seen.get(id(actor))) and (rates := seen.rates(now))]
         learner = self.seen[id(self.learner)].rates(now) if id(self.learner) in self.seen else None
-        return {"learner": learner, "actors": acting, "connected": sum(a.born + self.start <= now for a in self.actors)}
+        return {"learner": learner, "actors": acting, "connected": sum(self.connected) / len(self.connected)}
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from itertools import pairwise
+from math import floor
 
 import pytest
 import yaml
@@ -35,7 +36,7 @@ def waiting(rates):
     if rates["learner"] is None or not rates["actors"]:
         return None
     held = sum(waited for _, waited in rates["actors"]) / len(rates["actors"])
-    return (rates["connected"] + 1) * (rates["learner"][1] >= WAITING) * (held < WAITING)
+    return (floor(1.1 * rates["connected"]) + 1) * (rates["learner"][1] >= WAITING) * (held < WAITING)
 
 
 def simulated(*, demand, supply, minutes, start_seconds=45, replicas=1, blind=lambda _: False):
@@ -97,6 +98,14 @@ def test_pods_that_start_slowly_are_not_asked_for_twice(start_seconds):
     assert abs(history[-1] - 10) <= 1
 
 
+@pytest.mark.parametrize("replicas", range(SPEC["minReplicaCount"], SPEC["maxReplicaCount"]))
+def test_a_learner_that_waits_gets_more_actors_whatever_their_number(replicas):
+    """Its capacity is unknown, as in the warm-up of a replay memory."""
+    scaler = Autoscaler(manifest=SPEC, queries=[lambda _: None, waiting])
+    rates = {"learner": (450, 0.5), "actors": [(450 / replicas, 0.0)] * replicas, "connected": replicas}
+    assert scaler.decide(rates, replicas, now=0) > replicas
+
+
 def test_without_prometheus_nothing_changes():
     """Half an hour away, in the middle of a run and at its start."""
     away = simulated(demand=lambda _: 8_000, supply=1_000, minutes=60, blind=lambda now: 20 * 60 <= now < 50 * 60)
@@ -117,6 +126,7 @@ def test_a_learner_that_stalls_keeps_its_actors():
     [
         ({"trained": 900, "wait": 0.1, "actors": [(450, 0.0), (450, 0.0)]}, {"capacity": 1000 / 450, "waiting": 0}),
         ({"trained": 1000, "wait": 0.5, "actors": [(500, 0.0), (500, 0.0)]}, {"capacity": 4.0, "waiting": 3}),
+        ({"trained": 10_000, "wait": 0.5, "actors": [(500, 0.0)] * 20}, {"capacity": 40.0, "waiting": 23}),
         ({"trained": 1000, "wait": 0.0, "actors": [(250, 0.5)] * 4}, {"capacity": 2.0, "waiting": 0}),
         ({"trained": 1000, "wait": 0.4, "actors": [(250, 0.5)] * 4}, {"capacity": 1000 / 0.6 / 500, "waiting": 0}),
         # Two more are refused, because there are as many as `learner.max_actors`: their loops did not begin.
