@@ -133,8 +133,8 @@ images: ## build the container images (IMAGES="learner-gpu" to choose; see docs/
 	done
 
 wheels: ## put what the images install into docker/wheels, for `make images PIP_NO_INDEX=1`
-	$(PYTHON) docker/requirements.py | $(PYTHON) -m pip download --quiet --dest docker/wheels --only-binary :all: \
-	  --constraint requirements.lock $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --requirement /dev/stdin 'setuptools>=77'
+	wanted=$$($(PYTHON) docker/requirements.py) && echo "$$wanted" | $(PYTHON) -m pip download --quiet --dest docker/wheels \
+	  --only-binary :all: --constraint requirements.lock $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --requirement /dev/stdin 'setuptools>=77'
 
 up: ## start a run in containers (PRESET=cartpole ARGS="--scale actor=8" to change; KEYS=DIRECTORY); Grafana: localhost:3000
 	$(if $(filter file,$(origin PRESET)),,PRESET=$(PRESET)) $(if $(KEYS),KEYS=$(abspath $(KEYS))) $(COMPOSE) $(COMPOSE_FILES) up --detach $(ARGS)

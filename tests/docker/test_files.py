@@ -198,6 +198,15 @@ def test_what_an_image_installs_is_what_the_project_needs():
     assert "not among the dependencies in pyproject.toml: tensorbord" in slip.stderr
 
 
+def test_make_wheels_fails_where_the_requirements_cannot_be_read(tmp_path):
+    """As with Python 3.10, which has no tomllib: without them pip would download setuptools alone, and succeed."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$1" != docker/requirements.py ]\n')
+    python.chmod(0o755)
+    line = ["make", "--no-print-directory", "wheels", f"PYTHON={python}"]
+    assert subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False).returncode != 0
+
+
 def test_only_what_the_images_need_goes_to_the_builder():
     kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     copied = [
