@@ -43,6 +43,7 @@ pytestmark = pytest.mark.service
 ROOT = K8S.parent
 VERSIONS = ("1.35", "1.36", "1.37")
 SERVICES = ("learner", "actor", "evaluator")
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 LABELS = {f"app.kubernetes.io/{name}" for name in ("name", "instance", "component", "part-of", "managed-by")}
 
 each = pytest.mark.parametrize("combination", list(combinations()), ids="+".join)
@@ -440,6 +441,15 @@ def test_the_disruption_budget_is_that_of_the_actors(name):
         "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
         "karpenter.sh/do-not-disrupt": "true",
     }
+
+
+@each
+def test_nodes_of_workers_can_be_removed_by_the_cluster_autoscaler(combination):
+    """By default it removes no node with a pod that has an emptyDir, unless the pod names the volume as one that may be lost."""
+    for workload, template in pods(overlay(*combination)):
+        named_volumes = template["metadata"].get("annotations", {}).get(SAFE_TO_EVICT)
+        local = ",".join(volume["name"] for volume in template["spec"]["volumes"] if "emptyDir" in volume)
+        assert named_volumes == (None if workload.endswith("/learner") else local), workload
 
 
 @each_overlay
