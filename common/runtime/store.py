@@ -73,13 +73,17 @@ class RunStore:
         A newer checkpoint of the copy that is damaged, or was uploaded from `directory` before its newest one was saved, is of
         before a resume that did not use it. Raises `ResourceError` where the store cannot be read.
         """
-        with reached(self.address), TemporaryDirectory() as folder:
+        with reached(self.address), ExitStack() as stack:
             self._require_own(directory)
             newest = next(filter(self._is_complete, self._places()), "")
             here = max(manifests.versions(manifests.complete(directory.checkpoints)), default=None)
-            if newest <= (here.name if here else "") or self.download_checkpoint(newest, Path(folder), segments=False):
+            if newest <= (here.name if here else ""):
                 return
-            manifest = (Path(folder) / newest / MANIFEST).read_bytes()
+            directory.checkpoints.mkdir(exist_ok=True)  # where a checkpoint has room: /tmp may be small
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix=PARTIAL, dir=directory.checkpoints)))
+            if self.download_checkpoint(newest, folder, segments=False):
+                return
+            manifest = (folder / newest / MANIFEST).read_bytes()
             own = manifests.digest(manifest) in _uploaded(directory)  # else the clocks are of two machines
             if here and own and manifests.saved_at((here / MANIFEST).read_bytes()) >= manifests.saved_at(manifest):
                 return

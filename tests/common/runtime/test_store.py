@@ -109,6 +109,17 @@ def test_a_folder_that_stayed_behind_its_copy_is_not_resumed(tmp_path, store):
         check_resumed(address, behind.path, warn=pytest.fail)
 
 
+def test_a_folder_is_compared_with_its_copy_where_the_folder_for_temporary_files_is_full(tmp_path, store, monkeypatch):
+    """A checkpoint may be larger than the /tmp of a container; uncompared, the run would go on and remove what is newer."""
+    behind = run_of(tmp_path / "s1", 1, 4)
+    address = copy_address(store, behind.path)
+    RunStore(address).upload(run_of(tmp_path / "elsewhere" / "s1", 1, 4, 9), keep=3)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "full"))  # not even there
+    with pytest.raises(ConfigError, match="has gone on"):
+        check_resumed(address, behind.path, warn=pytest.fail)
+    assert not list(behind.checkpoints.glob(".*"))
+
+
 def test_a_folder_that_went_back_behind_its_copy_is_resumed(tmp_path, store):
     """Its newest checkpoint was damaged, and it was killed behind the next save: the copy has what it could not use."""
     run = run_of(tmp_path / "s1", 1, 4, 9)
