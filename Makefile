@@ -22,7 +22,7 @@ VERSION     := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGES      ?= actor learner
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # What of the build may be chosen, as `make images NAME=VALUE`; docs/containers.md.
-CHOICES     := BASE_IMAGE PIP_INDEX_URL PIP_NO_INDEX TORCH_INDEX
+CHOICES     := BASE_IMAGE PIP_INDEX_URL PIP_NO_INDEX
 COMPOSE     ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
@@ -129,7 +129,8 @@ images: ## build the container images (IMAGES="learner-gpu" to choose; see docs/
 	  docker build --file docker/Dockerfile --target $$image --tag rookery-$$image:$(VERSION) \
 	    --label org.opencontainers.image.version=$(VERSION) \
 	    --label org.opencontainers.image.revision=$$(git describe --always --dirty 2>/dev/null || echo unknown) \
-	    $(foreach name,$(CHOICES),$(if $($(name)),--build-arg $(name)=$($(name)))) $(ARGS) . || exit 1; \
+	    $(foreach name,$(CHOICES),$(if $($(name)),--build-arg $(name)=$($(name)))) \
+	    --build-arg TORCH_INDEX=$(TORCH_INDEX) $(ARGS) . || exit 1; \
 	done
 
 wheels: ## put what the images install into docker/wheels, for `make images PIP_NO_INDEX=1`

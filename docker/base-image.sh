@@ -1,8 +1,8 @@
-#!/bin/sh
+#!/bin/bash
 # Makes a base image from Debian's packages alone, for machines without access to a registry. Needs root, debootstrap and docker.
 #   docker/base-image.sh rookery-base [package ...]
 # Then: make images BASE_IMAGE=rookery-base. MIRROR names another Debian mirror, SUITE a release with Python 3.11 to 3.14.
-set -eu
+set -euo pipefail
 image=${1:?"usage: $0 IMAGE [package ...]"}
 shift
 packages=$(IFS=,; echo "ca-certificates,python3,python3-venv${*:+,$*}")

@@ -155,7 +155,7 @@ def images(engine: Shell, base: str, tmp_path_factory: pytest.TempPathFactory) -
     cpu = ["TORCH_INDEX="] if version("torch").endswith("+cpu") else []  # the tester's own index has one without CUDA
     engine("make", "wheels", *cpu, cwd=context)
     chosen = "IMAGES=env-worker actor learner"
-    engine("make", "images", chosen, f"BASE_IMAGE={base}", "PIP_NO_INDEX=1", cwd=context, seconds=1800.0)
+    engine("make", "images", chosen, f"BASE_IMAGE={base}", "PIP_NO_INDEX=1", *cpu, cwd=context, seconds=1800.0)
     return version("rookery")
 
 

@@ -207,6 +207,12 @@ def test_make_wheels_fails_where_the_requirements_cannot_be_read(tmp_path):
     assert subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False).returncode != 0
 
 
+def test_an_empty_torch_index_reaches_the_build():
+    """Left out, it would be the Dockerfile's own: PyTorch's, which a network with a mirror alone does not reach."""
+    line = ["make", "--dry-run", "images", "TORCH_INDEX=", "IMAGES=actor"]
+    assert "--build-arg TORCH_INDEX= " in subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+
+
 def test_only_what_the_images_need_goes_to_the_builder():
     kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     copied = [
