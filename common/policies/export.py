@@ -269,7 +269,7 @@ class Comparison:
     """Greedy actions of an exported model and of its policy, on the same observations."""
 
     observations: int
-    equal: int  # discrete: the same action; continuous: no component differs by more than 1e-4 of its range
+    equal: int  # discrete: the same action; continuous: no component differs by more than 1e-4 of its range, or of max(1, |a|)
     ties: int  # discrete and not equal, where the policy's own scores of both actions differ by no more than 1e-5 of the largest
 
     @property
