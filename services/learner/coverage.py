@@ -22,7 +22,7 @@ class Coverage(NamedTuple):
 
     environments: int = 0
     unfinished: int = 0  # of them, those that have ended no episode since their actor started
-    left: int = 0  # environments of actors that just left that had ended none, where others of the same actor had
+    left: int = 0  # environments of actors that just left or began anew that had ended none, where others of the actor had
 
 
 NO_ACTORS = Coverage()
@@ -48,18 +48,19 @@ class EpisodeCoverage:
 
     def add(self, samples: Sequence[Experience], open_actors: Collection[str]) -> Coverage:
         """Enter the ends of episodes in `samples`; return the state of all actors. `open_actors`: those with an open account."""
-        sent = set[str]()
+        sent, left = set[str](), 0
         for sample in samples:
             name = str(sample.index) if self.lockstep else sample.worker.name
             actor = self._actors.get(name)
             if actor is None or (actor.incarnation != sample.worker.incarnation and not (self.lockstep and sample.continues)):
+                left += len(actor.unfinished) % self.num_envs if actor else 0
                 actor = self._actors[name] = _Actor(None, set(range(self.num_envs)))
             actor.incarnation = sample.worker.incarnation
             sent.add(name)
             if actor.unfinished:
                 actor.unfinished.difference_update(_ended(sample, actor.unfinished))
         stay = sent if self.lockstep else sent.union(open_actors)  # in lockstep each batch has all actors
-        left = sum(len(actor.unfinished) % self.num_envs for name, actor in self._actors.items() if name not in stay)
+        left += sum(len(actor.unfinished) % self.num_envs for name, actor in self._actors.items() if name not in stay)
         self._actors = {name: actor for name, actor in self._actors.items() if name in stay}
         return Coverage(len(self._actors) * self.num_envs, sum(len(actor.unfinished) for actor in self._actors.values()), left)
 

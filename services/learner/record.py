@@ -146,9 +146,9 @@ class RunRecord:
         """Count training episodes that ended: raw returns, lengths in env steps.
 
         The target is reached by the mean of a full window, once each environment has ended an episode. The window has an
-        episode of each environment, because those that end within a short time are of similar lengths. Where an actor leaves
-        before each of its environments has ended one, the window may have the short ones of that actor alone: the target is
-        not reached until none of them is left.
+        episode of each environment, because those that end within a short time are of similar lengths. Where an actor leaves or
+        restarts before each of its environments has ended one, the window may have the short ones of that actor alone: the target
+        is not reached until none of them is left.
         """
         self.episodes += len(returns)
         self.unfinished = coverage.unfinished

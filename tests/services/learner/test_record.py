@@ -146,7 +146,7 @@ def test_in_lockstep_environments_that_have_ended_an_episode_stay_so_after_a_res
         other = finished(replace(actor, incarnation=7), ends[:, ::-1])
         assert after.add([replace(other, index=1)], ()) == Coverage(2, left)
         again = replace(finished(replace(actor, incarnation=8), ends), index=1, continues=False)
-        assert after.add([again], ()) == Coverage(2, 1)
+        assert after.add([again], ()) == Coverage(2, 1, left=left)
 
 
 def test_short_episodes_of_actors_that_left_before_their_long_ones_do_not_reach_the_target():
@@ -164,6 +164,19 @@ def test_short_episodes_of_actors_that_left_before_their_long_ones_do_not_reach_
         run.ended(ended[:1] * left, [100] * left, 3.0, run.coverage.add([finished(one, first)], names))
         assert (run.mean_is_complete, run.unfinished, run.solved) == (complete, 0, False)
         assert run.summary(STATS, now=4.0)["episodes_before_leaving"] == short
+
+
+def test_short_episodes_of_actors_that_restarted_before_their_long_ones_do_not_reach_the_target():
+    """As above, but the same actors restart: the window has the short episodes of both processes, and the long ones of one."""
+    run = record(mean100=-50.0)
+    run.coverage = EpisodeCoverage(2)
+    actors = [WorkerKey(name=f"actor-{number}", incarnation=1) for number in range(20)]
+    names, first, both = {actor.name for actor in actors}, np.array([[True, False]]), np.array([[True, True]])
+    run.ended([-20.0] * EPISODES, [20] * EPISODES, 1.0, run.coverage.add([finished(actor, first) for actor in actors], names))
+    again = [finished(replace(actor, incarnation=2), both) for actor in actors]
+    run.ended([-20.0] * 20 + [-100.0] * 20, [20] * 20 + [100] * 20, 2.0, run.coverage.add(again, names))
+    assert (run.mean_return, run.unfinished, run.before_leaving) == (-36.0, 0, EPISODES - 40)
+    assert (run.mean_is_complete, run.solved) == (False, False)
 
 
 @pytest.mark.parametrize(("short", "environments"), [(EPISODES // 2, 2), (EPISODES, 3 * EPISODES)])
