@@ -370,6 +370,12 @@ class RunRecord:
         self.rates = self._window.rates()
         self._show()
 
+    def begin_environments_anew(self) -> None:
+        """After `load_state_dict`: in lockstep too, environments do not continue where the sessions of their actors ended."""
+        self.coverage.load_state_dict({})
+        self.covered = False
+        self._unbiased = 0 if self.unfinished else self._unbiased
+
 
 def deciding_settings(settings: Settings) -> dict[str, Any]:
     """Return the settings that decide with which weights a run of one seed ends, by dotted key."""

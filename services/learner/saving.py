@@ -215,6 +215,7 @@ def restore_without_sessions(checkpoint: Checkpoint, *, algorithm: Algorithm, re
     All replay memories begin empty: those of the other ranks are not in it, and their rate limits count all inserts.
     """
     record.load_state_dict(checkpoint.counters["record"], time.monotonic())
+    record.begin_environments_anew()
     algorithm.load_state_dict(checkpoint.state)
     session.saved.load_ledgers(_ledgers_of(checkpoint))
     if lags := checkpoint.counters.get("lags"):  # a single rank saves none: the record's stays

@@ -10,10 +10,11 @@ from common.algorithms.registry import build_algorithm, rollout_schema
 from common.config.load import load_settings
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ResourceError
-from common.protocol.events import Experience
+from common.protocol.events import Experience, WorkerKey
 from common.runtime.checkpoint_files import Checkpoint
 from common.runtime.checkpoints import STATE_SETTINGS, CheckpointStore
 from services.learner.rates import PolicyLag
+from services.learner.record import EPISODES, RunRecord
 from services.learner.saving import restore_checkpoint, restore_without_sessions
 
 pytestmark = pytest.mark.service
@@ -29,7 +30,13 @@ def learner(*overrides, env_steps=25, over=""):
     settings = load_settings(preset="cartpole-dqn", overrides=given, environ={}).settings
     streams = settings.actor.count * settings.env.num_envs
     algorithm = build_algorithm(settings.algorithm, model=settings.model, env=ENV, seed=1, streams=streams)
-    own = {"load_state_dict": lambda *_: None, "env_steps": env_steps, "settings_changed": [], "over": lambda _: over}
+    own = {
+        "load_state_dict": lambda *_: None,
+        "begin_environments_anew": lambda: None,
+        "env_steps": env_steps,
+        "settings_changed": [],
+        "over": lambda _: over,
+    }
     return algorithm, SimpleNamespace(settings=settings, lockstep_broken="", task_changed="", **own)
 
 
@@ -127,3 +134,26 @@ def test_rank_0_continues_with_the_policy_lag_of_all_ranks(lags, lag):
     record.lag = PolicyLag(1, 1, 25.0, 25)
     restore_without_sessions(saved, algorithm=algorithm, record=record, session=SESSION)
     assert record.lag == PolicyLag(*lag)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_in_lockstep_environments_begin_anew_where_the_sessions_of_ranks_ended(left):
+    """As from the copy of a run, which lacks the checkpoints of other ranks: the first episodes to end are the short ones."""
+    overrides = ["run.mode=lockstep", "learner.ranks=2", "actor.count=2", "env.num_envs=2", "target.mean100=-50"]
+    settings = load_settings(preset="cartpole", overrides=overrides, environ={}).settings
+    before, after = (RunRecord(settings=settings, run_id="r", frame_skip=1, started_at=0.0) for _ in range(2))
+
+    def ended(record, cost, count, envs):
+        arrays = {"episode_env": np.array(envs)}
+        sample = Experience(worker=WorkerKey(name="one", incarnation=0), index=0, version=0, env_steps=4, arrays=arrays)
+        record.ended([-cost] * count, [int(cost)] * count, 1.0, record.coverage.add([sample], ()))
+
+    ended(before, 100.0, EPISODES, [0] if left else [0, 1])
+    assert (before.unfinished, before.covered) == (left, True)
+    algorithm, other = learner()
+    saved = checkpoint_of(algorithm, other)
+    counters = {**saved.counters, "record": before.state_dict(now=5.0), "ledgers": [{}, {}]}
+    restore_without_sessions(replace(saved, counters=counters), algorithm=algorithm, record=after, session=SESSION)
+    assert (after.covered, after.before_leaving) == (False, left * EPISODES)
+    ended(after, 20.0, EPISODES, [0])
+    assert (after.mean_return, after.unfinished, after.mean_is_complete, after.solved) == (-20.0, 1, False, False)
