@@ -212,7 +212,7 @@ class RunRecord:
 
     @property
     def before_leaving(self) -> int:
-        """Return the episodes in mean100 from before an actor left in the middle of longer ones."""
+        """Return the episodes in mean100 from before an actor left or restarted in the middle of longer ones."""
         return max(0, len(self.returns) - self._unbiased)
 
     @property
