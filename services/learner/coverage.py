@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.algorithms.episode_reports import EPISODE_ENV
 from common.protocol.events import Experience
@@ -22,7 +23,7 @@ class Coverage(NamedTuple):
 
     environments: int = 0
     unfinished: int = 0  # of them, those that have ended no episode since their actor started
-    left: int = 0  # environments of actors that just left or began anew that had ended none, where others of the actor had
+    left: int = 0  # environments that were just lost or began anew, and had ended none, where others of the same actor had
 
 
 NO_ACTORS = Coverage()
@@ -32,14 +33,26 @@ NO_ACTORS = Coverage()
 class _Actor:
     incarnation: int | None  # None: the next one continues it, or begins anew
     unfinished: set[int]  # environments
+    running: NDArray[np.bool_] | None = None  # [B], after the last row, of env workers: an episode is under way
+
+    def cut_off(self, arrays: Mapping[str, NDArray[Any]]) -> set[int]:
+        """Return the environments whose episodes missing rows of env workers cut in this message: they begin anew."""
+        if not arrays.keys() >= {"valid", "start", "terminated", "truncated"}:
+            return set()
+        valid, start = arrays["valid"], arrays["start"]
+        before = np.zeros_like(valid[:1]) if self.running is None else self.running[np.newaxis]
+        running = np.concatenate([before, valid & ~(arrays["terminated"] | arrays["truncated"])])
+        self.running = running[-1]
+        return set(np.flatnonzero((running[:-1] & ~valid & ~start[1:]).any(axis=0)).tolist())
 
 
 @dataclass(slots=True)
 class EpisodeCoverage:
     """Which environment of which actor has ended an episode. The thread of the train loop owns it.
 
-    A new incarnation of an actor begins its environments anew, unless it continues them, as in lockstep. An actor counts from its
-    first message until its account is closed, however long a slow simulator takes for the next one.
+    A new incarnation of an actor begins its environments anew, unless it continues them, as in lockstep. So does an env worker
+    after missing rows. An actor counts from its first message until its account is closed, however long a slow simulator takes
+    for the next one.
     """
 
     num_envs: int  # of each actor
@@ -59,6 +72,8 @@ class EpisodeCoverage:
             sent.add(name)
             if actor.unfinished:
                 actor.unfinished.difference_update(_ended(sample, actor.unfinished))
+                cut_off = len(actor.unfinished & actor.cut_off(sample.arrays))
+                left += cut_off if len(actor.unfinished) < self.num_envs else 0
         stay = sent if self.lockstep else sent.union(open_actors)  # in lockstep each batch has all actors
         left += sum(len(actor.unfinished) % self.num_envs for name, actor in self._actors.items() if name not in stay)
         self._actors = {name: actor for name, actor in self._actors.items() if name in stay}

@@ -179,6 +179,35 @@ def test_short_episodes_of_actors_that_restarted_before_their_long_ones_do_not_r
     assert (run.mean_is_complete, run.solved) == (False, False)
 
 
+@pytest.mark.parametrize("boundary", [False, True], ids=["in a message", "between two messages"])
+def test_short_episodes_before_missing_rows_of_env_workers_do_not_reach_the_target(boundary):
+    """As above, but all env workers of one policy server are replaced, before half of its environments ended an episode."""
+    run, envs, rows = record(mean100=-50.0), 40, 4
+    run.coverage = EpisodeCoverage(envs)
+    server, names = WorkerKey(name="actor-0", incarnation=1), {"actor-0"}
+
+    def rows_of(ended, **places):
+        arrays = {name: np.zeros((rows, envs), bool) for name in ("terminated", "truncated")}
+        arrays |= {"valid": np.ones((rows, envs), bool), "start": np.zeros((rows + 1, envs), bool)}
+        for name, place in places.items():
+            arrays[name][place] = name != "valid"
+        return Experience(worker=server, version=0, env_steps=9, arrays=arrays | {"episode_env": np.array(ended, np.int32)})
+
+    short, all_of_them = list(range(envs // 2)), list(range(envs))
+    first = rows_of(short, terminated=(1, short), valid=(2, short), start=(3, short))  # a reset row is not missing
+    run.ended([-20.0] * EPISODES, [20] * EPISODES, 1.0, run.coverage.add([first], names))
+    assert (run.unfinished, run.before_leaving) == (envs // 2, 0)
+    lost = rows_of([], valid=slice(0 if boundary else 1, None))
+    run.ended([], [], 2.0, run.coverage.add([lost], names))
+    assert run.before_leaving == EPISODES
+    run.ended([], [], 2.0, run.coverage.add([rows_of([], start=-1, valid=slice(None))], names))  # new episodes begin
+    ended = [-20.0] * 20 + [-100.0] * 20
+    run.ended(ended, [20] * 20 + [100] * 20, 3.0, run.coverage.add([rows_of(all_of_them)], names))
+    assert (run.mean_return, run.unfinished, run.before_leaving) == (-36.0, 0, EPISODES - envs)
+    run.ended([], [], 4.0, run.coverage.add([rows_of([], valid=slice(1, None))], names))  # each has ended one by now
+    assert (run.before_leaving, run.solved) == (EPISODES - envs, False)
+
+
 @pytest.mark.parametrize(("short", "environments"), [(EPISODES // 2, 2), (EPISODES, 3 * EPISODES)])
 def test_a_window_that_was_not_full_or_grows_keeps_short_episodes_of_actors_that_left_for_longer(short, environments):
     run = record(mean100=-99.0)
