@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -31,7 +31,7 @@ POLL_SECONDS: Seconds = 1.0
 KEPT_SCRAPES = 11  # ten seconds
 
 OF_EACH_RANK = ("workers", "queue", "ledger")
-"""Parts of a learner's answer that each of its ranks has for itself; all others are of the run."""
+"""Parts of a learner's answer that each of its ranks has for itself, as it has the policy lag; all others are of the run."""
 
 STARTING = "starting"  # phase until the learner answers for the first time
 ENDED = ("stopping", "finished")  # phases of the learner after which it does not answer
@@ -153,6 +153,16 @@ def fetch_metrics(base_url: str) -> Samples | None:
     return _fetch(f"{base_url}/metrics", parse_metrics)
 
 
+def _lag_of_ranks(answers: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Return the policy lag of the env steps that all ranks trained on, from their answers."""
+    lags = [(answer.get("policy_lag") or {}, max(1, answer["ledger"]["trained"])) for answer in answers]
+    known = [(lag, trained) for lag, trained in lags if lag.get("mean") is not None]
+    if not known:
+        return {"min": None, "mean": None, "max": None}
+    mean = sum(lag["mean"] * trained for lag, trained in known) / sum(trained for _, trained in known)
+    return {"min": min(lag["min"] for lag, _ in known), "mean": mean, "max": max(lag["max"] for lag, _ in known)}
+
+
 class StatusPoller:
     """`latest` is the newest status; it is replaced whole, so that any thread may read it."""
 
@@ -203,7 +213,7 @@ class StatusPoller:
         return self.latest.model_copy(update={"phase": "learner unreachable", "bottleneck": ""}) if unreachable else self.latest
 
     def _sums(self, first: dict[str, Any]) -> dict[str, Any]:
-        """Return workers, queue and ledger of all ranks of the learner together, `first` being the answer of rank 0.
+        """Return workers, queue, ledger and lag of all ranks of the learner together, `first` being the answer of rank 0.
 
         A rank that does not answer now counts with its newest answer, so that no sum falls and grows again.
         """
@@ -212,9 +222,12 @@ class StatusPoller:
             if answer and all(isinstance(answer.get(name), dict) for name in OF_EACH_RANK):
                 self._of_rank[rank] = answer
         answers = [first, *self._of_rank.values()]
+        if len(answers) == 1:
+            return {}
         try:
-            return {name: sum_counts([answer[name] for answer in answers]) for name in OF_EACH_RANK} if len(answers) > 1 else {}
-        except (KeyError, TypeError):  # another program answers at one of the addresses
+            sums: dict[str, Any] = {name: sum_counts([answer[name] for answer in answers]) for name in OF_EACH_RANK}
+            return sums | {"policy_lag": _lag_of_ranks(answers)}
+        except (KeyError, TypeError, AttributeError):  # another program answers at one of the addresses
             return {}
 
     def _refused(self) -> int:

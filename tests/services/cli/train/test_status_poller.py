@@ -123,6 +123,19 @@ def test_a_rank_that_does_not_answer_for_a_moment_keeps_its_part_of_the_sums(wor
     assert poller.poll().ledger.accepted == 180
 
 
+def test_the_policy_lag_is_that_of_the_env_steps_of_all_ranks(world):
+    """Rank 0 has no actors, or those that are faster."""
+    poller = StatusPoller(RANKS)
+    none = {"min": None, "mean": None, "max": None}
+    other = of_rank(300) | {"policy_lag": {"min": 2, "mean": 4.0, "max": 9}}
+    world.status, world.others = of_rank(0) | {"policy_lag": none}, {"http://learner-1": other}
+    assert poller.poll().policy_lag.model_dump() == {"min": 2, "mean": 4.0, "max": 9}
+    world.status = of_rank(100) | {"policy_lag": {"min": 0, "mean": 0.0, "max": 1}}
+    assert poller.poll().policy_lag.model_dump() == {"min": 0, "mean": 3.0, "max": 9}
+    world.status, world.others["http://learner-1"] = of_rank(0) | {"policy_lag": none}, of_rank(0)
+    assert poller.poll().policy_lag.mean is None
+
+
 def test_refusals_of_all_ranks_are_in_the_status_also_while_one_does_not_answer(world):
     """Rank 0 refuses nothing, and all experience of rank 1's actors is refused."""
     poller = StatusPoller(RANKS)
