@@ -43,6 +43,7 @@ _EXTRA = "pip install 'rookery[export]'"
 START = "start"
 _ROWS = 500  # of one batch of a comparison
 _TIE = 1e-5  # between scores in the arithmetic of torch and in that of onnxruntime, both float32
+_FORBIDDEN = np.finfo(np.float32).min / 2  # scores of actions that a mask forbids are below it, and of no others
 _OF_RANGE = 1e-4  # between continuous actions, whose network may magnify the difference tenfold
 
 
@@ -367,4 +368,5 @@ def _tied(
         for actions in (wanted, found)
     )
     gap = (of_wanted - of_found).max(axis=1)
-    return np.asarray(gap <= _TIE * np.maximum(1.0, np.abs(values).max(axis=1)))
+    allowed = np.where(values > _FORBIDDEN, values, 0.0)
+    return np.asarray(gap <= _TIE * np.maximum(1.0, np.abs(allowed).max(axis=1)))

@@ -306,6 +306,19 @@ def test_a_tie_is_no_difference_and_a_preference_is(make_run):
     assert export._tied(policy, seen, None, found, wanted).all()
 
 
+@pytest.mark.parametrize("preset", ["cartpole", "cartpole-dqn"])
+def test_a_preference_among_the_actions_that_a_mask_allows_is_a_difference(make_run, preset):
+    masked = "env.entry_point=common.envs.probes:mixed_action", "env.kwargs={mask: leaf, camera: false}", "env.action_mask=true"
+    policy = load_policy(make_run(*masked, preset=preset)[0].path)
+    model = export.to_onnx(policy)
+    assert export.compare(model, policy, observations=1000).different == 0
+    with torch.no_grad():
+        for parameter in policy.module.parameters():
+            parameter.neg_()
+    found = export.compare(model, policy, observations=1000)
+    assert (found.different > 100, found.ties) == (True, 0)
+
+
 def test_the_metadata_describes_policy_input_and_output(make_run):
     run, _ = make_run("env.height=42", "env.width=40", "env.crop=[4,2]", preset="pong")
     facts = export.metadata(load_policy(run.path))
