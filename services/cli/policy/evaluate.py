@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from common.algorithms.api import begin_episodes
+from common.algorithms.sections import ActionValueSection
 from common.envs.make import ATARI_START, build
 from common.envs.spec import EnvSettings
 from common.envs.state import seed_generators
@@ -172,7 +173,9 @@ class EvaluationResult:
             return f"fewer than {_LEAST} episodes"
         if self.agents > 1:
             return f"the {self.agents} agents of an environment are not independent"
-        if self.greedy and atari_game(env) is not None and env.sticky_actions == 0:
+        algorithm = self.policy.settings.algorithm
+        greedy = self.greedy or (isinstance(algorithm, ActionValueSection) and algorithm.epsilon == 0)
+        if greedy and atari_game(env) is not None and env.sticky_actions == 0:
             return "greedy games without sticky actions differ by the no-ops alone, and many are the same game"
         return "all returns are equal" if (self.returns == self.returns[0]).all() else ""
 

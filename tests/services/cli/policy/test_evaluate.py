@@ -154,6 +154,13 @@ def test_greedy_games_that_differ_by_no_ops_alone_have_no_interval(make_run, cap
     assert f"sticky actions {sticky}, {rules}, raw rewards" in out
 
 
+@pytest.mark.parametrize(("epsilon", "independent"), [(0, False), (0.01, True)])
+def test_sampled_games_of_a_policy_that_never_explores_are_greedy_ones(make_run, capsys, epsilon, independent):
+    run, _ = make_run(*SMALL_PONG, "env.max_episode_frames=40", f"algorithm.epsilon={epsilon}", preset="pong-dqn")
+    reason = evaluated(capsys, run.path, "--episodes", 5, "--sampled")["no_interval"]  # games of ten env steps all return 0
+    assert reason.startswith("all returns are equal" if independent else "greedy games without sticky actions")
+
+
 def test_a_version_is_chosen(make_run, capsys):
     run, _ = make_run(*COUNTING, version=7)
     make_run(*COUNTING, version=9)
