@@ -130,7 +130,8 @@ def protocol(settings: EnvSettings) -> dict[str, Any]:
     elif not settings.entry_point:
         with suppress(gymnasium.error.NameNotFound):  # of PettingZoo
             rules["max_episode_steps"] = gymnasium.spec(settings.id.rpartition(":")[2]).max_episode_steps
-    return {name: value for name, value in (rules | settings.kwargs).items() if value is not None} | {"rewards": "raw"}
+    named = {name: value for name, value in settings.kwargs.items() if value is not None}  # null: the environment's own value
+    return {name: value for name, value in (rules | named).items() if value is not None} | {"rewards": "raw"}
 
 
 def atari_game(settings: EnvSettings) -> str | None:

@@ -6,12 +6,14 @@ import json
 import math
 import re
 import sys
+from contextlib import closing
 
 import numpy as np
 import pytest
 import torch
 
 from common.algorithms.on_policy import ActorCriticPolicy
+from common.envs.make import build
 from common.envs.spec import EnvSettings
 from common.policies.atari_scores import ATARI_SCORES
 from services.cli.policy.evaluate import interval95, protocol
@@ -122,6 +124,15 @@ def test_the_seed_and_the_mode_decide_what_is_played(make_run, capsys):
     assert evaluated(capsys, *words, "--seed", 3)["returns"] != first
     assert called("evaluate", *words) == 0
     assert "evaluation rules  CartPole-v1, at most 500 env steps, raw rewards" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("limit", "rule"), [(None, 200), (30, 30)])
+def test_a_time_limit_of_null_is_that_of_the_environment(limit, rule):
+    settings = EnvSettings(id="Pendulum-v1", kwargs={"max_episode_steps": limit})
+    assert protocol(settings) == {"environment": "Pendulum-v1", "max_episode_steps": rule, "rewards": "raw"}
+    with closing(build(settings, 1)) as environment:
+        environment.reset(1)
+        assert [environment.step(np.zeros((1, 1), np.float32)).truncated[0] for _ in range(rule)] == [False] * (rule - 1) + [True]
 
 
 def test_neighbouring_seeds_play_other_episodes(make_run, capsys):
