@@ -21,7 +21,7 @@ from common.algorithms.api import RunProgress, UpdateResult
 from common.algorithms.losses import require_vectors
 from common.algorithms.measures import NONFINITE_STEPS, Measured, means, nonfinite_steps
 from common.algorithms.moments import ObservationStatistics
-from common.algorithms.ranks import ALONE, Ranks
+from common.algorithms.ranks import ALONE, Ranks, total
 from common.algorithms.rewards import RewardStatistics
 from common.algorithms.sections import ReplaySection
 from common.envs.spec import EnvSpec
@@ -203,7 +203,8 @@ class ReplayLearner(ABC):
         left out.
 
         The rate limiter counts the inserts and the samples of all ranks, so that all of them take the same number of steps. A
-        minibatch of a rank whose memory is empty has no rows.
+        minibatch of a rank whose memory is empty has no rows. Sequences may be of rows alone that are no env steps: no step is
+        taken where those of all ranks are.
         """
         filled = self._count_ranks(batch.inserted)
         self._learning_rate = optim.scheduled_learning_rate(self._settings, progress)
@@ -214,6 +215,8 @@ class ReplayLearner(ABC):
             self._rate_limiter.minibatches += 1
             rows = self._replay.sample(own, self._rng)
             windows.append(rows.env_steps)
+            if isinstance(self._replay, SequenceReplay) and not total(len(rows.reward), self._ranks):
+                continue
             self._gradient_steps += 1
             measured = self._gradient_step(replace(rows, reward=self._rewards.scaled(rows.reward)))
             steps.append(measured if len(rows.reward) else {NONFINITE_STEPS: measured[NONFINITE_STEPS]})

@@ -329,12 +329,13 @@ def test_stored_states_of_the_newest_weights_have_no_error(vector_env, make_samp
 
 
 def test_a_sequence_of_rows_that_are_no_env_steps_trains_nothing(vector_env, make_sample):
-    """As of an env worker that is away: no metric of nothing, and no weight changes."""
+    """As of an env worker that is away: no metric of nothing, no step that counts as one that was not finite, no change."""
     learner = remembering(vector_env, minibatch=ROLLOUT, samples_per_insert=1.0)
     before = network_weights(learner.model).clone()
     for seq in range(3):
         sample = memories(vector_env, make_sample, seq=seq)
         result = train(learner, replace(sample, arrays=dict(sample.arrays) | {"valid": np.zeros((ROLLOUT, 2), bool)}))
-    assert result.metrics["nonfinite_steps"] > 0
+    assert result.metrics["samples_per_insert"] > 0
+    assert (result.metrics["nonfinite_steps"], result.metrics["gradient_steps"]) == (0, 0)
     assert not {"loss", "window_env_steps", "memory_error"} & result.metrics.keys()
     assert torch.equal(network_weights(learner.model), before)
