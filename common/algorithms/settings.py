@@ -280,7 +280,9 @@ class TD3Settings(TwinCriticSection):
 
     name: Literal["td3"] = Field(default="td3", description="twin delayed deterministic policy gradient, continuous actions")
     policy_delay: int = Field(default=2, ge=1, description="gradient steps of the critics per step of the actor and the targets")
-    target_noise: float = Field(default=0.2, ge=0.0, description="deviation of the noise on the target's action")
+    target_noise: Annotated[float, Unless("target_noise_clip", 0.0)] = Field(
+        default=0.2, ge=0.0, description="deviation of the noise on the target's action"
+    )
     target_noise_clip: Annotated[float, Unless("target_noise", 0.0)] = Field(
         default=0.5, ge=0.0, description="that noise goes no further than this"
     )

@@ -127,6 +127,7 @@ DEAD = [
     ("cartpole", ["algorithm.lr_final=1e-3", "algorithm.lr_env_steps=9"], "algorithm.lr_env_steps: found 9 (command line)"),
     ("cartpole-dqn", ["algorithm.epsilon=1.0", "algorithm.epsilon_env_steps=9"], "algorithm.epsilon_env_steps: found 9"),
     ("cartpole", ["algorithm.normalize_advantage=false", "algorithm.least_advantage_std=0.2"], "algorithm.least_advantage_std: "),
+    ("pendulum-td3", ["algorithm.target_noise=0.3", "algorithm.target_noise_clip=0"], "algorithm.target_noise: found 0.3"),
     ("cartpole", ["env.id=Acrobot-v1", "env.entry_point=common.envs.probes:matching_action"], "env.id: found Acrobot-v1"),
     ("cartpole", ["policy_server.step_timeout_ms=20"], "policy_server.step_timeout_ms: found 20"),
     ("cartpole", ["checkpoint.replay=true"], "checkpoint.replay: found true (command line), which has no effect"),
