@@ -21,7 +21,7 @@ WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 VERSION     := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGES      ?= actor learner
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-# What of the build may be chosen, as `make images NAME=VALUE`; docs/containers.md.
+# What of the build may be chosen beside TORCH_INDEX, as `make images NAME=VALUE`; docs/containers.md.
 CHOICES     := BASE_IMAGE PIP_INDEX_URL PIP_NO_INDEX
 COMPOSE     ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 

@@ -58,7 +58,11 @@ CLEANRL = Source(
     "https://docs.cleanrl.dev",
     "mean over three seeds of the returns of training episodes at the end of the budget; Atari `NoFrameskip-v4`, MuJoCo `-v4`",
 )
-CLEANRL_PQN = Source("CleanRL's PQN", "https://docs.cleanrl.dev/rl-algorithms/pqn", "as CleanRL, on EnvPool's `-v5` games")
+CLEANRL_PQN = Source(
+    "CleanRL's PQN",
+    "https://docs.cleanrl.dev/rl-algorithms/pqn",
+    "as CleanRL, on EnvPool's `-v5` games; Q(lambda) goes on over lost lives",
+)
 CLEANRL_SAC = Source("CleanRL's SAC", "https://docs.cleanrl.dev/rl-algorithms/sac", "as CleanRL, MuJoCo `-v2`, Humanoid `-v4`")
 ZOO = Source(
     "RL Baselines3 Zoo",

@@ -203,8 +203,8 @@ class ReplayLearner(ABC):
         left out.
 
         The rate limiter counts the inserts and the samples of all ranks, so that all of them take the same number of steps. A
-        minibatch of a rank whose memory is empty has no rows. Sequences may be of rows alone that are no env steps: no step is
-        taken where those of all ranks are.
+        minibatch of a rank with an empty memory has no rows. A minibatch of sequences may hold invalid rows alone: no step is
+        taken if it does on all ranks.
         """
         filled = self._count_ranks(batch.inserted)
         self._learning_rate = optim.scheduled_learning_rate(self._settings, progress)

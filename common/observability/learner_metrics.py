@@ -235,8 +235,8 @@ ENVIRONMENTS_UNFINISHED = LearnerMetric(
 )
 EPISODES_BEFORE_LEAVING = LearnerMetric(
     "rookery_learner_episodes_before_leaving",
-    "Episodes in mean100 from before an actor left or restarted in the middle of longer ones. Above 0, mean100 is one over "
-    "short episodes, and the target does not count yet.",
+    "Episodes in mean100 from before an actor left or restarted, or an env worker lost rows, in the middle of longer ones. "
+    "Above 0, mean100 is one over short episodes, and the target does not count yet.",
     read=lambda stats: stats.episodes_before_leaving,
 )
 EPISODE_LENGTH_MEAN = LearnerMetric(

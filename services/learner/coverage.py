@@ -36,7 +36,7 @@ class _Actor:
     running: NDArray[np.bool_] | None = None  # [B], after the last row, of env workers: an episode is under way
 
     def cut_off(self, arrays: Mapping[str, NDArray[Any]]) -> set[int]:
-        """Return the environments whose episodes missing rows of env workers cut in this message: they begin anew."""
+        """Return the environments whose running episode was cut by missing rows of an env worker: they begin anew."""
         if not arrays.keys() >= {"valid", "start", "terminated", "truncated"}:
             return set()
         valid, start = arrays["valid"], arrays["start"]
