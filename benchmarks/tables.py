@@ -140,7 +140,7 @@ TABLES = {
             CLEANRL_PQN,
             (
                 *("env.id=ALE/SpaceInvaders-v5", "env.crop=[0,0]", *FRAMES, *NATURE),
-                *("env.terminate_on_life_loss=false", "algorithm.epsilon=0.001"),
+                *("algorithm.q_lambda=0.9", "algorithm.epsilon=0.001"),
             ),
         ),
         Comparison("breakout-pqn", 10_000_000, 2_299, CLEANRL_PQN, ("env.id=ALE/MsPacman-v5", "env.crop=[0,14]", *SMALL)),
