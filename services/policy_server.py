@@ -47,6 +47,7 @@ from services.worker import WelcomedWorker
 
 WAIT_SECONDS: Seconds = 0.05
 TICK_SECONDS: Seconds = 0.1
+HELD_UP_SECONDS: Seconds = SILENCE_SECONDS / 2  # between two ticks: the policy acted for so long, or the process was stopped
 DRAIN_SECONDS: Seconds = 2.0  # the learner waits meanwhile
 MESSAGES_AT_ONCE = 64  # then the next row is looked at, so that a flood does not stop the others
 
@@ -214,6 +215,12 @@ class RemoteEnvironments:
             self._arrived(*received)
         now = self.clock()
         if now - self._ticked_at >= TICK_SECONDS:
+            if now - self._ticked_at > HELD_UP_SECONDS:  # no env worker is silent whose messages wait to be read
+                for _ in range(MESSAGES_AT_ONCE * self.side.config.slots):
+                    if (received := self.transport.receive(TICK_SECONDS)) is None:
+                        break
+                    self._arrived(*received)
+                now = self.clock()
             self._ticked_at = now
             self._perform(self.side.handle(e.Tick(), now))
             if failures := self.transport.handshakes.handshake_failures(now):

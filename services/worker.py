@@ -322,7 +322,7 @@ class _Root:
         refused: object = None
         while True:
             link = self._new_link(transport)
-            welcome = self._welcomed(link)
+            welcome = self._welcomed(link, transport)
             if welcome is None:
                 return link, None
             try:
@@ -348,7 +348,7 @@ class _Root:
                 _log.warning("welcome_refused", error=error, consequence="this worker greets once more")
                 self.resources.close()
 
-    def _welcomed(self, link: Link) -> Welcome | None:
+    def _welcomed(self, link: Link, transport: ZmqWorker) -> Welcome | None:
         """Greet until the server welcomes this worker, and return its Welcome; None for a stop, or the end of the run, before.
 
         A refusal is an answer, which has its own log line. Raises `ResourceError` where the server answers nothing for as long
@@ -363,7 +363,7 @@ class _Root:
             if link.received.total() > answers:
                 answers, answered_at, warn_at = link.received.total(), now, now + WARN_SECONDS
             if limit is not None and now - answered_at >= limit:
-                fix = f"start the {server} first, or set {self.service.role}.{key}"
+                fix = transport.handshakes.detail or f"start the {server} first, or set {self.service.role}.{key}"
                 raise ResourceError(f"no {server} answers", found=f"none at {self._address} within {limit:g} s", fix=fix)
             if now >= warn_at:
                 warn_at = now + WARN_SECONDS

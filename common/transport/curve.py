@@ -65,9 +65,11 @@ class ServerKeys:
         if not folder:
             return None
         public, secret = _secret_key(Path(folder, LEARNER + SECRET))
-        allowed = {path.stem: _read(path)[0] for path in sorted(Path(folder).glob(f"*{PUBLIC}"))}
+        own = LEARNER + PUBLIC  # ZeroMQ's tools write it beside the secret
+        allowed = {path.stem: _read(path)[0] for path in sorted(Path(folder).glob(f"*{PUBLIC}")) if path.name != own}
         if not allowed:
-            raise ConfigError("no worker may connect", found=f"no file *{PUBLIC} in {folder}", wanted="one at least", fix=_FIX)
+            found = f"no file *{PUBLIC} in {folder} other than {own}"
+            raise ConfigError("no worker may connect", found=found, wanted="one at least", fix=_FIX)
         return cls(public=public, secret=secret, allowed=allowed)
 
     @property

@@ -372,6 +372,18 @@ def test_env_workers_step_on_where_the_policy_acts_for_longer_than_they_may_hear
     assert stage.side.missing_rows == 0
 
 
+def test_no_env_worker_is_silent_whose_messages_wait_when_a_policy_server_was_held_up():
+    stage = Stage()
+    stage.remote.reset(1)
+    stage.join()
+    for _ in range(24):
+        stage.now += 0.5
+        for worker in stage.workers.values():
+            worker.turn()
+    stage.remote.service(messages=1)
+    assert stage.side.workers_lost == 0
+
+
 def test_the_ends_of_episodes_are_seen_where_every_reset_is_late():
     stage, run = Stage(), RunConfig.of(Settings(env=COUNTING), run_id="run-1")
     stage.restart_server(env_config=EnvRunConfig.of(run, rows=ROWS, environment_seed=1).model_dump_json())

@@ -576,6 +576,19 @@ def test_a_worker_that_is_refused_logs_it_and_retries(role, learner, tmp_path, c
     assert "(--keys)" in err
 
 
+def test_a_policy_server_whose_key_is_not_allowed_ends_with_that_reason(learner, tmp_path, capsys):
+    make(tmp_path, ["worker", "unlisted"])
+    (tmp_path / "learner" / "unlisted.key").unlink()
+    guarded = learner(None, keys=ServerKeys.of(str(tmp_path / "learner")))
+    own = ["--keys", str(tmp_path / "unlisted"), "--workers", "1", "policy_server.learner_seconds=1"]
+    assert policy_server.main(["--learner", guarded.endpoint, *own]) == 2
+    assert guarded.end() == []
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "no learner answers" in error
+    assert "the learner does not allow key" in error
+    assert "start the learner first" not in error
+
+
 def test_an_env_worker_whose_key_is_not_allowed_names_the_policy_server(learner, tmp_path, capsys, monkeypatch):
     make(tmp_path, ["worker", "unlisted"])
     (tmp_path / "learner" / "unlisted.key").unlink()

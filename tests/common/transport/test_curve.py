@@ -223,6 +223,16 @@ def test_a_learner_without_allowed_keys_is_an_error(tmp_path: Path) -> None:
         ServerKeys.of(str(tmp_path / "learner"))
 
 
+def test_the_learners_own_public_key_allows_no_worker(tmp_path: Path) -> None:
+    """ZeroMQ's tools write it beside the secret."""
+    create_certificates(tmp_path, "learner")
+    (tmp_path / "learner.key_secret").chmod(0o600)
+    with pytest.raises(ConfigError, match=r"no worker may connect: found no file \*\.key in .* other than learner\.key"):
+        ServerKeys.of(str(tmp_path))
+    create_certificates(tmp_path, "worker")
+    assert list(ServerKeys.of(str(tmp_path)).allowed) == ["worker"]
+
+
 def test_the_public_key_of_the_learner_is_needed_by_a_worker(tmp_path: Path) -> None:
     """The folder of the other role was given."""
     make(tmp_path, ["worker"])

@@ -15,7 +15,20 @@ from common.errors import ConfigError, DropReason, HandshakeFailure, RunChangedE
 from common.protocol import codec
 from common.protocol import events as e
 from common.protocol.learner_side import LearnerSide
-from common.protocol.messages import PROTOCOL_VERSION, ArraySpec, Credit, Drain, Envelope, Evaluation, Snapshot, Trajectory
+from common.protocol.messages import (
+    ENV_WORKER,
+    PROTOCOL_VERSION,
+    Act,
+    ArraySpec,
+    Credit,
+    Drain,
+    Envelope,
+    Evaluation,
+    Observe,
+    Snapshot,
+    Trajectory,
+    Welcome,
+)
 from common.protocol.session_config import SessionConfig
 from common.protocol.worker_side import ConnectionState, Identity, WorkerSide
 from common.transport.link import MESSAGES_AT_ONCE, Link
@@ -307,6 +320,34 @@ def test_a_learner_that_states_no_size_of_its_policy_leaves_the_transport_its_ow
     world.link.request_snapshot(after=-1)
     world.turn()
     assert sizes
+
+
+def test_an_env_worker_leaves_the_transport_its_own_size_of_the_largest_message(monkeypatch):
+    """A policy server is silent while it acts: an env worker that reconnected soon would lose its slot, and its episodes."""
+    hub, sizes = MemoryHub(), []
+    server, own = hub.bind(), hub.connect()
+    monkeypatch.setattr(own, "expect", sizes.append)
+    session = WorkerSide(Identity(role=ENV_WORKER, name="w0", incarnation=5, software="test"))
+    link = Link(transport=own, session=session, clock=lambda: 1000.0, log_event=lambda _: None)
+    link.service()
+    route, _ = server.receive(0.0)
+    welcome = Welcome(
+        index=0,
+        generation=0,
+        config="{}",
+        env_signature="",
+        schema=(),
+        credits=0,
+        version=-1,
+        heartbeat_seconds=1.0,
+        incarnation=5,
+    )
+    for message in (welcome, Act(number=0, seed=1)):
+        server.send(route, codec.encode(Envelope(run="run-1", message=message)))
+    link.service()
+    assert link.take_act() is not None
+    link.say(Observe(number=0, arrays={"observation": np.zeros(1000, np.float32)}))
+    assert not sizes
 
 
 def test_a_learner_that_sends_without_a_pause_lets_the_worker_look_at_its_time(world, monkeypatch):
