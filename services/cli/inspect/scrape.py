@@ -295,7 +295,7 @@ def _newest(folder: Path, where: str) -> Path:
     for run in sorted(started, key=lambda run: started[run], reverse=True):
         try:
             _named([str(run)])
-        except ResourceError as error:  # left behind by one that was killed, or it hangs
+        except (ConfigError, ResourceError) as error:  # left behind by one that was killed, or it hangs; or it ends just now
             found = f"{run}, where no service answers ({error.found})"
         else:
             return run
