@@ -270,6 +270,14 @@ def test_another_server_at_the_port_of_a_killed_run_hides_no_other_run(serve, tm
     assert f"{tmp_path / 'killed'}, where no service answers (another HTTP server at learner)" in refused(folder=tmp_path)
 
 
+def test_of_two_run_directories_none_is_shown_under_the_names_of_both(serve, tmp_path):
+    """The services of both have the same names: the table was of the second alone."""
+    first, second = (str(announce(tmp_path / name, learner=serve({"/metrics": (200, LEARNER)} | OK))) for name in ("a", "b"))
+    line = refused(first, second, folder=tmp_path)
+    assert line.startswith(f"two runs: found learner in {first} and {second}, wanted one of them")
+    assert opened(first, first, folder=tmp_path).read().keys() == {"learner"}
+
+
 def test_a_run_of_a_series_is_found_without_a_target_and_in_the_folder_of_the_series(serve, tmp_path):
     """Each member keeps its files in a folder of its own, and one that has ended has no addresses."""
     member = announce(tmp_path / "runs" / "series" / "s2", learner=serve({"/metrics": (200, LEARNER)} | OK))
