@@ -48,7 +48,8 @@ def failure_lines(failure: ReportFailure, processes: Processes, *, debug: bool) 
     reason = logged_reason(processes.log_end(child, LOG_LINES)) if child.startswith((ACTOR, ENV_WORKER)) else ""
     lines = processes.log_end(child) or ["its log is empty"]
     if failure.exit_code == CONFIG_EXIT_CODE and not debug:
-        yield f"rookery train: error: {lines[-1].partition(': error: ')[2] or lines[-1]} (from {child})"
+        errors = [error for line in lines if (error := line.partition(": error: ")[2])]  # counts of lines left out may follow
+        yield f"rookery train: error: {(errors or lines)[-1]} (from {child})"
     elif reason and not debug:
         yield f"rookery train: error: {child} cannot work: {failure.reason}: {reason}; correct the environment ({log})"
     else:

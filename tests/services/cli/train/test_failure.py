@@ -82,6 +82,16 @@ def test_a_learner_that_fails_shows_the_end_of_its_log(logged):
     assert lines[-1] == f"  {TRACE[-1]}"
 
 
+def test_an_error_of_one_line_is_found_before_what_a_process_writes_at_its_end(logged):
+    """The counts of lines that were left out, or the last words of a simulator."""
+    error, left_out = "rookery actor: error: another release: found 1, wanted 2", "12:00:00 actor WARNING lines_left_out lines=1"
+    failure = ReportFailure("actor-0", "a setting is invalid", 2)
+    (line,) = failure_lines(failure, logged("actor_started", error, left_out), debug=False)
+    assert line == "rookery train: error: another release: found 1, wanted 2 (from actor-0)"
+    (line,) = failure_lines(failure, logged("actor_started"), debug=False)
+    assert line == "rookery train: error: actor_started (from actor-0)"
+
+
 LOST = '12:00:03.000 learner WARNING results_incomplete detail="wandb did not get 7 points"'
 
 
