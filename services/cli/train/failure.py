@@ -19,13 +19,22 @@ REASONS = (  # event and field of a log
     ("experience_refused", "detail"),
 )
 
+_STARTED = re.compile(r'(\S+ [\w-]+ |.*"event": ")\w+_started\b')
+"""The line, plain or JSON, that a service logs when it starts."""
+
 
 def crash_line(crash: ReportCrash, processes: Processes) -> str:
     """Return the message for a child that crashed and will be restarted."""
     ended = describe_exit(crash.exit_code)
-    # A process that a signal ends logs no reason: an error in its log would be that of an earlier crash.
-    reason = ended if crash.exit_code < 0 else logged_reason(processes.log_end(crash.child, LOG_LINES)) or ended
+    # A process that a signal ends logs no reason, nor does one that an environment ends: an earlier error is not its own.
+    reason = ended if crash.exit_code < 0 else logged_reason(_of_newest(processes.log_end(crash.child, LOG_LINES))) or ended
     return f"{crash.child} crashed and is restarted: {reason} ({processes.log(crash.child)})"
+
+
+def _of_newest(lines: Sequence[str]) -> Sequence[str]:
+    """Return the lines from the newest start of a process on; all where none is among them."""
+    starts = [number for number, line in enumerate(lines) if _STARTED.match(line)]
+    return lines[starts[-1] if starts else 0 :]
 
 
 def newest_line(child: str, processes: Processes) -> str:

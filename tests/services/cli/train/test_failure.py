@@ -53,6 +53,19 @@ def test_a_crash_is_one_line_with_the_error_or_the_signal(logged):
     assert crash_line(killed, logged(CRASH, *TRACE)).startswith("actor-0 crashed and is restarted: signal 11 (")
 
 
+@pytest.mark.parametrize(
+    "started", ["12:00:05.000 actor actor_started learner=x", json.dumps({"service": "actor", "event": "actor_started"})]
+)
+def test_the_error_of_an_earlier_process_is_not_that_of_one_that_logged_none(logged, started):
+    """An environment may end its process by `os._exit(3)`."""
+    line = crash_line(ReportCrash("actor-0", 3), logged(CRASH, *TRACE, started))
+    assert line.startswith("actor-0 crashed and is restarted: exit code 3 (")
+    line = crash_line(ReportCrash("actor-0", 1), logged(started, CRASH, *TRACE))
+    assert line.startswith('actor-0 crashed and is restarted: ValueError: no "level" 7 (')
+    line = crash_line(ReportCrash("actor-0", 126), logged(started, 'process_not_started error="no memory"'))
+    assert line.startswith("actor-0 crashed and is restarted: no memory (")
+
+
 def test_refused_experience_is_one_line_with_the_reason_in_the_log_of_the_learner(logged):
     line = refusal_line(ReportRefusal(2), logged(f"{REFUSED} worker=actor-0 seq=3 reason=non_finite {DETAIL}"))
     assert line.startswith("2 messages of experience refused: array reward at [3, 0]: found nan (")
