@@ -99,12 +99,18 @@ WARM_UP = Threshold(
     why="imports, buffers and a replay memory that fills are no leak",
 )
 
+FILLING = 0.5
+"""Rows that a replay memory gains for each env step, above which it fills: a full one gains and loses blocks in turn."""
+_GAINED = f'deriv({learner.TRAINING_METRIC}{{name="replay_env_steps"}}[1h])'
+_FILLS = f"{_GAINED} > on (namespace, job, instance) {FILLING:g} * rate({learner.ENV_STEPS_TRAINED}[1h])"
+
 
 def _grows(run: Deployment) -> Iterator[str]:
     for service in run.services:
         size, began = service.now("process_resident_memory_bytes"), service.now("process_start_time_seconds")
         replay = learner.TRAINING_METRIC, "replay_env_steps"
-        fills = service.now(*replay) > service.then(*replay)
+        gained = service.now(*replay) - service.then(*replay)  # NaN without a replay memory
+        fills = gained > FILLING * service.grew(learner.ENV_STEPS_TRAINED)
         if not service.measured or not WARM_UP.passed(service.after.at - began) or fills:
             continue
         growth = size - service.then("process_resident_memory_bytes")
@@ -121,7 +127,7 @@ MEMORY = Check(
     only=[
         OURS,
         f"and on (namespace, job, instance) time() - process_start_time_seconds {WARM_UP.comparison}",
-        f'unless on (namespace, job, instance) deriv({learner.TRAINING_METRIC}{{name="replay_env_steps"}}[1h]) > 0',
+        f"unless on (namespace, job, instance) {_FILLS}",
     ],
     lasting="30m",
     detail="{{ $labels.job }} {{ $labels.instance }} grows by {{ $value | humanize1024 }}B per hour.",

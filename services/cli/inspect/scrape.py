@@ -251,6 +251,8 @@ def _named(named: Sequence[str]) -> Services:
         else:
             found = {_address(word): f"http://{_address(word)}"}
             titles.append(word)
+        if taken := {name for name in urls.keys() & found.keys() if urls[name] != found[name]}:  # names are those of one run
+            raise ConfigError("two runs", found=f"{', '.join(sorted(taken))} in {' and '.join(titles)}", wanted="one of them")
         urls |= found
     return _answering(Services(urls, title=", ".join(titles), run_ids=run_ids))
 
@@ -295,7 +297,7 @@ def _newest(folder: Path, where: str) -> Path:
     for run in sorted(started, key=lambda run: started[run], reverse=True):
         try:
             _named([str(run)])
-        except ResourceError as error:  # left behind by one that was killed, or it hangs
+        except (ConfigError, ResourceError) as error:  # left behind by one that was killed, or it hangs; or it ends just now
             found = f"{run}, where no service answers ({error.found})"
         else:
             return run

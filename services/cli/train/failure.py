@@ -19,13 +19,22 @@ REASONS = (  # event and field of a log
     ("experience_refused", "detail"),
 )
 
+_STARTED = re.compile(r'(\S+ [\w-]+ |.*"event": ")\w+_started\b')
+"""The line, plain or JSON, that a service logs when it starts."""
+
 
 def crash_line(crash: ReportCrash, processes: Processes) -> str:
     """Return the message for a child that crashed and will be restarted."""
     ended = describe_exit(crash.exit_code)
-    # A process that a signal ends logs no reason: an error in its log would be that of an earlier crash.
-    reason = ended if crash.exit_code < 0 else logged_reason(processes.log_end(crash.child, LOG_LINES)) or ended
+    # A process that a signal ends logs no reason, nor does one that an environment ends: an earlier error is not its own.
+    reason = ended if crash.exit_code < 0 else logged_reason(_of_newest(processes.log_end(crash.child, LOG_LINES))) or ended
     return f"{crash.child} crashed and is restarted: {reason} ({processes.log(crash.child)})"
+
+
+def _of_newest(lines: Sequence[str]) -> Sequence[str]:
+    """Return the lines from the newest start of a process on; all where none is among them."""
+    starts = [number for number, line in enumerate(lines) if _STARTED.match(line)]
+    return lines[starts[-1] if starts else 0 :]
 
 
 def newest_line(child: str, processes: Processes) -> str:
@@ -48,7 +57,8 @@ def failure_lines(failure: ReportFailure, processes: Processes, *, debug: bool) 
     reason = logged_reason(processes.log_end(child, LOG_LINES)) if child.startswith((ACTOR, ENV_WORKER)) else ""
     lines = processes.log_end(child) or ["its log is empty"]
     if failure.exit_code == CONFIG_EXIT_CODE and not debug:
-        yield f"rookery train: error: {lines[-1].partition(': error: ')[2] or lines[-1]} (from {child})"
+        errors = [error for line in lines if (error := line.partition(": error: ")[2])]  # counts of lines left out may follow
+        yield f"rookery train: error: {(errors or lines)[-1]} (from {child})"
     elif reason and not debug:
         yield f"rookery train: error: {child} cannot work: {failure.reason}: {reason}; correct the environment ({log})"
     else:

@@ -21,6 +21,12 @@ SCORES = ("mean100", "evaluation")
 X_AXES = (("env_steps", "env steps", 1.0), ("wall_seconds", "wall-clock minutes", 60.0))
 """Columns of the learning curve over which it is drawn, each with its label and unit."""
 
+_REFUSED = {
+    False: (2, "not run: a setting is invalid"),
+    True: (1, "failed: after training had begun, a process refused a setting or lacked a file, folder or port"),
+}
+"""Exit code and result of a run that a child refused, by whether it had worked: as a process that is started again."""
+
 _DRAWN = (("episode_return_mean", "training, mean of 100 episodes", "-"), ("evaluation_return", "evaluation", "o"))
 
 
@@ -60,7 +66,7 @@ def verdict(
         case Outcome.STOPPED:
             return 0, "stopped on request, all work saved"
         case Outcome.REFUSED:
-            return 2, "not run: a setting is invalid"
+            return _REFUSED[worked]
         case Outcome.KILLED:
             return 130, "killed on request: progress since the last checkpoint is lost"
         case Outcome.FINISHED if summary is not None:

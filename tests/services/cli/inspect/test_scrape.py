@@ -260,6 +260,24 @@ def test_without_a_target_it_is_the_newest_run_that_answers(serve, tmp_path):
     assert opened(folder=tmp_path).title == str(tmp_path / "second")
 
 
+def test_another_server_at_the_port_of_a_killed_run_hides_no_other_run(serve, tmp_path):
+    """`rookery top` ended with "this is no rookery service", although a run was in progress."""
+    web = serve({})
+    for number, (name, address) in enumerate({"alive": serve({"/metrics": (200, LEARNER)} | OK), "killed": web}.items()):
+        os.utime(RunDirectory(announce(tmp_path / name, learner=address)).addresses, (number, number))
+    assert opened(folder=tmp_path).title == str(tmp_path / "alive")
+    RunDirectory(tmp_path / "alive").addresses.unlink()
+    assert f"{tmp_path / 'killed'}, where no service answers (another HTTP server at learner)" in refused(folder=tmp_path)
+
+
+def test_of_two_run_directories_none_is_shown_under_the_names_of_both(serve, tmp_path):
+    """The services of both have the same names: the table was of the second alone."""
+    first, second = (str(announce(tmp_path / name, learner=serve({"/metrics": (200, LEARNER)} | OK))) for name in ("a", "b"))
+    line = refused(first, second, folder=tmp_path)
+    assert line.startswith(f"two runs: found learner in {first} and {second}, wanted one of them")
+    assert opened(first, first, folder=tmp_path).read().keys() == {"learner"}
+
+
 def test_a_run_of_a_series_is_found_without_a_target_and_in_the_folder_of_the_series(serve, tmp_path):
     """Each member keeps its files in a folder of its own, and one that has ended has no addresses."""
     member = announce(tmp_path / "runs" / "series" / "s2", learner=serve({"/metrics": (200, LEARNER)} | OK))

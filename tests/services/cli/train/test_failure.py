@@ -53,6 +53,19 @@ def test_a_crash_is_one_line_with_the_error_or_the_signal(logged):
     assert crash_line(killed, logged(CRASH, *TRACE)).startswith("actor-0 crashed and is restarted: signal 11 (")
 
 
+@pytest.mark.parametrize(
+    "started", ["12:00:05.000 actor actor_started learner=x", json.dumps({"service": "actor", "event": "actor_started"})]
+)
+def test_the_error_of_an_earlier_process_is_not_that_of_one_that_logged_none(logged, started):
+    """An environment may end its process by `os._exit(3)`."""
+    line = crash_line(ReportCrash("actor-0", 3), logged(CRASH, *TRACE, started))
+    assert line.startswith("actor-0 crashed and is restarted: exit code 3 (")
+    line = crash_line(ReportCrash("actor-0", 1), logged(started, CRASH, *TRACE))
+    assert line.startswith('actor-0 crashed and is restarted: ValueError: no "level" 7 (')
+    line = crash_line(ReportCrash("actor-0", 126), logged(started, 'process_not_started error="no memory"'))
+    assert line.startswith("actor-0 crashed and is restarted: no memory (")
+
+
 def test_refused_experience_is_one_line_with_the_reason_in_the_log_of_the_learner(logged):
     line = refusal_line(ReportRefusal(2), logged(f"{REFUSED} worker=actor-0 seq=3 reason=non_finite {DETAIL}"))
     assert line.startswith("2 messages of experience refused: array reward at [3, 0]: found nan (")
@@ -80,6 +93,16 @@ def test_a_learner_that_fails_shows_the_end_of_its_log(logged):
     lines = list(failure_lines(ReportFailure("learner", "6 crashes", -9), logged(CRASH, *TRACE), debug=False))
     assert lines[0].startswith("rookery train: learner failed: 6 crashes; the end of ")
     assert lines[-1] == f"  {TRACE[-1]}"
+
+
+def test_an_error_of_one_line_is_found_before_what_a_process_writes_at_its_end(logged):
+    """The counts of lines that were left out, or the last words of a simulator."""
+    error, left_out = "rookery actor: error: another release: found 1, wanted 2", "12:00:00 actor WARNING lines_left_out lines=1"
+    failure = ReportFailure("actor-0", "a setting is invalid", 2)
+    (line,) = failure_lines(failure, logged("actor_started", error, left_out), debug=False)
+    assert line == "rookery train: error: another release: found 1, wanted 2 (from actor-0)"
+    (line,) = failure_lines(failure, logged("actor_started"), debug=False)
+    assert line == "rookery train: error: actor_started (from actor-0)"
 
 
 LOST = '12:00:03.000 learner WARNING results_incomplete detail="wandb did not get 7 points"'
