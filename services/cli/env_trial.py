@@ -79,8 +79,14 @@ def _compare(settings: Settings, answer: dict[str, Any]) -> Iterator[str]:
     settings.model.normalises(env)
     if settings.model.conv != "auto" and not any(part.is_image for part in env.parts):
         yield f"model.conv has no effect: {settings.env.name} has no images"
-    if env.action.discrete and isinstance(settings.algorithm, ActorCriticSection) and settings.model.initial_log_std:
-        yield f"model.initial_log_std has no effect: actions of {settings.env.name} are discrete"
+    if isinstance(settings.algorithm, ActorCriticSection):
+        kind = "discrete" if env.action.discrete else "continuous"
+        chosen = settings.algorithm.for_actions(discrete=env.action.discrete)
+        if env.action.discrete and settings.model.initial_log_std:
+            yield f"model.initial_log_std has no effect: actions of {settings.env.name} are discrete"
+        if chosen.entropy_env_steps and chosen.entropy_coef == chosen.entropy_final:
+            fact = f"algorithm.entropy_coef of {kind} actions is algorithm.entropy_final = {chosen.entropy_final:g}"
+            yield f"algorithm.entropy_env_steps has no effect: {fact}"
     for part in env.parts:
         if part.is_image and not settings.model.entry_point:
             settings.model.convolutions(part.observation_shape[-IMAGE_RANK:])

@@ -312,6 +312,16 @@ def test_the_noise_of_continuous_actions_is_not_ignored_without_a_word(capfd):
         assert capfd.readouterr().err.splitlines() == lines
 
 
+def test_the_schedule_of_an_entropy_bonus_that_is_not_set_is_not_ignored_without_a_word(capfd):
+    ignored = "rookery: warning: algorithm.entropy_env_steps has no effect: algorithm.entropy_coef of continuous actions is"
+    end = [f"{ignored} algorithm.entropy_final = 0"]
+    cases = (("Pendulum-v1", "null", end), ("Pendulum-v1", 0.01, []), ("CartPole-v1", "null", []))
+    for env, value, lines in cases:
+        changes = [f"env.id={env}", f"algorithm.entropy_coef={value}", "algorithm.entropy_env_steps=1000"]
+        assert main(["config", "validate", "cartpole", *changes]) == 0
+        assert capfd.readouterr().err.splitlines() == lines
+
+
 @pytest.mark.parametrize("command", [("config", "show"), ("config", "validate"), ("train",), ("train", "--seeds", "1-2")])
 def test_a_setting_with_two_values_is_refused_in_one_line(command, capsys):
     assert main([*command, "cartpole", "model.hidden=[64, 64]", "run.seed=1", "model.hidden=[32]"]) == 2
