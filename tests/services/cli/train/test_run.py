@@ -449,8 +449,9 @@ def test_a_learner_saves_where_the_display_of_its_run_fails(tmp_path, monkeypatc
 
     monkeypatch.setattr(view, "plain_line", fail_once_it_learns)
     monkeypatch.setattr("services.cli.train.view.LineView.period", 0.0)
-    alone = ("actor.count=1", "evaluator.enabled=false", "checkpoint.every_seconds=3600", "target.mean100=null")
-    request = Request(preset="cartpole", overrides=alone, run_dir=tmp_path / "run")
+    alone = ("actor.count=1", "evaluator.enabled=false", "checkpoint.every_seconds=3600")
+    endless = ("target.mean100=null", "target.env_steps=1_000_000_000")
+    request = Request(preset="cartpole", overrides=alone + endless, run_dir=tmp_path / "run")
     errors = io.StringIO()
     with pytest.raises(RecursionError):
         train(request, environ=dict(os.environ), command_line=["rookery"], stdout=io.StringIO(), stderr=errors)
