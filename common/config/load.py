@@ -78,7 +78,8 @@ def _validated(stack: Sequence[Layer], environ: Mapping[str, str]) -> LoadedSett
     for section in ("env", "model"):
         if entry_point := getattr(settings, section).entry_point:
             extensions.import_attribute(entry_point, setting=f"{section}.entry_point")
-    provenance = {".".join(path): source_of(path, sources) for path, _ in leaves(settings.model_dump(mode="json"))}
+    inside = {key: source for key, source in sources.items() if "." in key}  # an empty section sets nothing
+    provenance = {".".join(path): source_of(path, inside) for path, _ in leaves(settings.model_dump(mode="json"))}
     return LoadedSettings(settings=settings, provenance=MappingProxyType(provenance))
 
 

@@ -108,7 +108,7 @@ def conflicts(settings: Settings) -> Iterator[str]:
     learner, actor, scale = settings.learner, settings.actor, settings.scale
     yield from settings.algorithm.conflicts(scale)
     yield from _open_addresses(settings)
-    if settings.rank_actors > learner.max_actors:
+    if settings.rank_actors > learner.max_actors and not settings.lockstep:  # in which the limit is that number itself
         most = f"{learner.max_actors * learner.ranks} = learner.max_actors x learner.ranks"
         yield f"actor.count: found {actor.count}, wanted at most {most}: more would be refused"
     highest = MAX_PORT - learner.ranks + 1

@@ -153,7 +153,7 @@ class LearnerSettings(Section):
         description="unacknowledged trajectories per actor; bounds queue and policy lag; raised where few actors fill a batch; "
         "in lockstep it is the number of trajectories that one batch takes from each actor",
     )
-    max_actors: int = Field(
+    max_actors: Annotated[int, Unless("run.mode", "lockstep")] = Field(
         default=64, ge=1, le=65536, description="actors connected at once, in lockstep actor.count; more are refused"
     )
     max_policy_lag: int = Field(default=20, ge=0, description="policy versions; older experience is dropped and counted as stale")

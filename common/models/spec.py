@@ -82,6 +82,10 @@ class ModelSettings(BaseModel):
         "random play and twice its largest deviation, both then fixed, so that fixed parts vanish and moving parts remain; "
         "not of discrete observations",
     )
+    # Before `recurrent`, whose condition on it does not count where it has no effect: `unmet` takes settings in their order.
+    shared_trunk: _OfActorCritics[bool] = Field(
+        default=True, description="actor-critics: policy and value share all layers but the last"
+    )
     recurrent: Annotated[
         Literal["lstm", "gru"] | None,
         Unless("algorithm.name", "td3", "sac", why="it has no memory"),
@@ -95,9 +99,6 @@ class ModelSettings(BaseModel):
         ge=-10.0,
         le=2.0,
         description="actor-critics: initial logarithm of the deviation of continuous actions, in halves of an action's range",
-    )
-    shared_trunk: _OfActorCritics[bool] = Field(
-        default=True, description="actor-critics: policy and value share all layers but the last"
     )
 
     @property

@@ -189,7 +189,7 @@ def check_tracking(names: Sequence[str], environ: Mapping[str, str]) -> None:
             wanted="the address of a server",
             fix="export MLFLOW_TRACKING_URI=http://HOST:5000",
         )
-    if "wandb" in names and not (environ.keys() & WANDB_ACCESS or _netrc(environ).is_file()):
+    if "wandb" in names and not (any(map(environ.get, WANDB_ACCESS)) or _netrc(environ).is_file()):
         raise ConfigError(
             "run.tracking names wandb",
             found=f"none of {', '.join(WANDB_ACCESS)}, and no {_netrc(environ)}",

@@ -320,6 +320,13 @@ def test_a_memory_is_refused_where_the_algorithm_or_the_network_has_none_whoever
         assert "\n" not in str(refused.value)
 
 
+def test_a_memory_is_accepted_where_the_trunk_that_forbids_it_has_no_effect():
+    """The networks of values alone have one trunk, whatever the preset's own algorithm shares."""
+    overrides = ["algorithm.name=dqn", "model.recurrent=lstm"]
+    loaded = load_settings(preset="cartpole", overrides=overrides, environ={}, strict=True)
+    assert (loaded.settings.model.recurrent, loaded.settings.model.shared_trunk) == ("lstm", False)
+
+
 HARM = [
     (
         "name: dqn, target_rate: 0.005, target_every: 20",

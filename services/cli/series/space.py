@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from common.config.errors import schema_at
-from common.config.layers import comparable, parse_yaml
+from common.config.layers import comparable, dotted, parse_yaml
 from common.config.load import read_text
 from common.config.sections import Section
 from common.errors import ConfigError
@@ -63,7 +63,7 @@ class Sweep(Section):
 
     def require_once(self) -> None:
         """Raise `ConfigError` for a setting both of all trials and searched, and for equal choices."""
-        if twice := self.settings.keys() & self.search.keys():
+        if twice := dotted(self.settings).keys() & self.search.keys():
             found = ", ".join(sorted(twice))
             raise ConfigError("the sweep sets what it searches", found=found, wanted="`settings` or `search`, not both")
         for key, part in self.search.items():

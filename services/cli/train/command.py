@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
@@ -81,6 +82,7 @@ def _train(options: argparse.Namespace) -> int:
     from services.cli.series.grid import has_grid  # noqa: PLC0415
     from services.cli.series.plan import is_series  # noqa: PLC0415
 
+    _require_text(options.argv)
     folder = None if options.run_dir is None else local_path(options.run_dir)
     # Settings of a member were read from the file of its series, which allows nothing; a user types those of other runs.
     allowed = (*options.allow_code, *(() if options.member else named_modules(options.overrides)))
@@ -97,6 +99,15 @@ def _train(options: argparse.Namespace) -> int:
         if options.parallel is not None:
             raise ConfigError("--parallel is for a series", found="one run", wanted="--seeds 1-5, or several values of a setting")
         return _train_one(options, folder)
+
+
+def _require_text(argv: Sequence[str]) -> None:
+    """Refuse (ConfigError) bytes that config.yaml and command.txt cannot hold, as in the name of a folder."""
+    for word in argv:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError("argument is no UTF-8 text", found=repr(word), wanted="UTF-8", fix="rename it") from error
 
 
 def _by_options(options: argparse.Namespace) -> dict[str, Any]:

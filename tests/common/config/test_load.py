@@ -231,6 +231,17 @@ def test_a_section_whose_keys_are_all_comments_has_the_defaults(tmp_path):
         load_settings(preset=str(path), environ={})
 
 
+def test_an_empty_section_is_no_source_of_its_settings(tmp_path):
+    """`rookery train` gives actors the address of their learner unless a user set one."""
+    path = tmp_path / "x.yaml"
+    path.write_text("actor: {}\nlearner: {batch: 1}\n")
+    loaded = load_settings(preset=str(path), overrides=["env={}"], environ={})
+    assert (loaded.provenance["actor.learner"], loaded.provenance["learner.bind"]) == ("default", "default")
+    assert not loaded.notes, "that the command line sets what has no effect"
+    with pytest.raises(ConfigError, match=r"actors: unknown section \(command line\)"):
+        load_settings(preset=str(path), overrides=["actors={}"], environ={})
+
+
 @pytest.mark.parametrize("preset", [None, *preset_names()])
 def test_what_is_written_down_gives_the_same_settings_again(tmp_path, preset):
     """A run is repeated, or its services are started, from its config.yaml."""

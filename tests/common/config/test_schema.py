@@ -234,6 +234,14 @@ def test_lockstep_refuses_what_would_make_two_runs_differ(change, sentence):
     assert _settings(**change)
 
 
+def test_in_lockstep_the_number_of_actors_is_its_own_limit():
+    """The session has a slot for each of them, whatever `learner.max_actors` is."""
+    given = {"learner": LearnerSettings(max_actors=2), "actor": ActorSettings(count=3)}
+    assert _settings(run=RunSettings(mode="lockstep"), **given).batch == 3
+    with pytest.raises(ValidationError, match=r"actor\.count: found 3, wanted at most 2 = "):
+        _settings(**given)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_limits_of_a_learner_are_those_of_each_of_its_ranks(ranks):
     """`learner.max_actors`, and the lag of messages that wait for their gradient steps."""

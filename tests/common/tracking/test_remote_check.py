@@ -42,6 +42,8 @@ def test_wandb_without_an_account_is_refused_unless_it_is_to_need_none(monkeypat
         check_tracking(["wandb"], {"NETRC": str(key)})
     for access in ("WANDB_API_KEY", "WANDB_MODE"):
         check_tracking(["wandb"], {"NETRC": str(key), access: "offline"})
+        with pytest.raises(ConfigError, match="wanted an account"):  # as compose passes a variable that is not set
+            check_tracking(["wandb"], {"NETRC": str(key), access: ""})
     key.touch()  # as `wandb login` does
     check_tracking(["wandb"], {"NETRC": str(key)})
 

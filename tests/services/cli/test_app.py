@@ -42,6 +42,7 @@ def _clean(tmp_path, monkeypatch):
         (["train", "pong", "--seeds", "1-2", "--seed", "3"], ["--seed and --seeds", "one of them"]),
         (["train", "pong", "env.num_envs=4,0"], ["env.num_envs", "found 0"]),
         (["train", "pong", "run.seed=1,2"], ["run.seed", "use --seeds 1-5"]),
+        (["train", "pong", "--run-dir", "r\udcff"], ["argument is no UTF-8 text", r"'r\udcff'"]),
         (["train", "pong", "--init", "nowhere"], ["--init names no weights", "no run in nowhere"]),
         (["train", "--resume", "--run-dir", ".", "--init", "nowhere"], ["--init and --resume", "both"]),
         (["sweep"], ["SWEEP.yaml", "--help"]),

@@ -469,6 +469,11 @@ def test_stages_compare_trials_at_equal_env_steps():
         ),
         ("algorithm.epochs: {low: 2, high: 9}", "learner.ranks: {choices: [1, 2]}", "actor.count: found 1, wanted at least 2"),
         ("{target.env_steps: 1000}", "{algorithm.epochs: 3}", "found algorithm.epochs, wanted `settings` or `search`, not both"),
+        (
+            "{target.env_steps: 1000}",
+            "{algorithm: {epochs: 3}}",
+            "found algorithm.epochs, wanted `settings` or `search`, not both",
+        ),
     ],
 )
 def test_a_file_that_is_not_valid_is_one_error_and_writes_nothing(tmp_path, old, new, hint):
