@@ -111,8 +111,10 @@ FRAMES = ("env.height=84", "env.width=64", "env.max_episode_frames=108000")
 """The frames of `spaceinvaders`, for games with smaller objects than Breakout; longest game as published."""
 SMALL = (*FRAMES, "model.conv=[[16,8,4],[32,4,2]]", "model.hidden=[256]")
 """The frames and the network of `spaceinvaders`."""
-NATURE = ("model.conv=[[32,8,4],[64,4,2],[64,3,1]]", "model.hidden=[512]", "algorithm.epochs=2")
-"""The published network (Mnih et al. 2015), and half the published epochs, which two cores train in two hours."""
+NETWORK = ("model.conv=[[32,8,4],[64,4,2],[64,3,1]]", "model.hidden=[512]")
+"""The published network (Mnih et al. 2015)."""
+NATURE = (*NETWORK, "algorithm.epochs=2")
+"""The same, and half the published epochs, which two cores train in two hours."""
 
 TABLES = {
     "atari": (
@@ -141,6 +143,16 @@ TABLES = {
             (
                 *("env.id=ALE/SpaceInvaders-v5", "env.crop=[0,0]", *FRAMES, *NATURE),
                 *("algorithm.q_lambda=0.9", "algorithm.epsilon=0.001"),
+            ),
+        ),
+        Comparison(
+            "breakout-pqn",
+            10_000_000,
+            1_325,
+            CLEANRL_PQN,
+            (
+                *("env.id=ALE/SpaceInvaders-v5", "env.crop=[0,0]", "env.height=84", "env.width=84"),
+                *("env.max_episode_frames=108000", *NETWORK, "algorithm.epochs=1", "algorithm.epsilon=0.001"),
             ),
         ),
         Comparison("breakout-pqn", 10_000_000, 2_299, CLEANRL_PQN, ("env.id=ALE/MsPacman-v5", "env.crop=[0,14]", *SMALL)),
